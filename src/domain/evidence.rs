@@ -1,0 +1,193 @@
+//! What a read of the chain showed: facts with the block they were read at, and nothing concluded.
+
+use std::fmt;
+use std::sync::Arc;
+
+use alloy_primitives::{Address, B256};
+use serde::{Deserialize, Serialize};
+
+use super::order::column_code;
+use super::{Amount, BlockTime};
+
+/// The configured name of an endpoint. Never its URL, which may hold a secret.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct EndpointName(Arc<str>);
+
+impl EndpointName {
+    /// Takes the name as configured.
+    pub fn new(name: &str) -> Self {
+        Self(Arc::from(name))
+    }
+
+    /// The name as configured.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for EndpointName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// One block of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct BlockRef {
+    /// Its number.
+    pub number: u64,
+    /// Its hash.
+    pub hash: B256,
+    /// Its timestamp.
+    pub time: BlockTime,
+}
+
+/// One log of a chain, in a block that was canonical when it was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct LogRef {
+    /// The block.
+    pub block: BlockRef,
+    /// The transaction.
+    pub tx_hash: B256,
+    /// The index within the block.
+    pub log_index: u64,
+}
+
+/// A token's `Transfer` event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeenTransfer {
+    /// The index within the block.
+    pub log_index: u64,
+    /// Who paid.
+    pub from: Address,
+    /// Who was paid.
+    pub to: Address,
+    /// How much moved.
+    pub value: Amount,
+}
+
+/// What consumed an authorization.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Consumption {
+    /// The `AuthorizationUsed` or `AuthorizationCanceled` log.
+    pub log: LogRef,
+    /// What it meant.
+    pub kind: ConsumptionKind,
+}
+
+/// What the log that consumed an authorization meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ConsumptionKind {
+    /// `AuthorizationCanceled`.
+    Canceled,
+    /// `AuthorizationUsed`, and this transfer directly behind it in the same transaction.
+    Transferred(SeenTransfer),
+    /// `AuthorizationUsed`, and no transfer directly behind it: not a token that follows EIP-3009.
+    WithoutTransfer,
+}
+
+/// What an endpoint said about one authorization.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NonceState {
+    /// `authorizationState` is false at the head.
+    Unused,
+    /// `authorizationState` is true, and no log in the range says why.
+    UsedWithoutLog {
+        /// First block searched.
+        from_block: u64,
+        /// Last block searched.
+        to_block: u64,
+    },
+    /// `authorizationState` is true, and this is why.
+    Used(Consumption),
+}
+
+/// One endpoint's view of one authorization, all read at one head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Observation {
+    /// The block the state was read at.
+    pub head: BlockRef,
+    /// The endpoint's `safe` block, where the policy asks for it.
+    pub safe: Option<BlockRef>,
+    /// The endpoint's `finalized` block; an ancestor of the head.
+    pub finalized: BlockRef,
+    /// What was read.
+    pub nonce: NonceState,
+}
+
+column_code! {
+    /// Why a read gave no evidence.
+    ReadFailureKind {
+        /// No answer: connection refused or reset, or a timeout.
+        Unreachable = "unreachable",
+        /// The endpoint asks us to slow down.
+        RateLimited = "rate_limited",
+        /// The endpoint answered with an error.
+        RpcError = "rpc_error",
+        /// The answer does not fit the question.
+        BadAnswer = "bad_answer",
+        /// The endpoint serves another chain.
+        WrongChain = "wrong_chain",
+        /// There is no code at the token's address.
+        NoCode = "no_code",
+        /// The endpoint's head does not move.
+        StaleHead = "stale_head",
+        /// A block the evidence rests on was replaced while it was read.
+        NotCanonical = "not_canonical",
+        /// Every log range down to one block was refused.
+        RangeRefused = "range_refused",
+    }
+}
+
+/// A read that gave no evidence, and why. The detail never holds a URL.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{kind}: {detail}")]
+pub struct ReadFailure {
+    /// The kind.
+    pub kind: ReadFailureKind,
+    /// For people.
+    pub detail: String,
+}
+
+impl ReadFailure {
+    /// A failure of this kind.
+    pub fn new(kind: ReadFailureKind, detail: impl Into<String>) -> Self {
+        Self { kind, detail: detail.into() }
+    }
+}
+
+/// What came of asking one endpoint about one payment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Reading {
+    /// Who was asked.
+    pub endpoint: EndpointName,
+    /// What it showed, or why it showed nothing.
+    #[serde(serialize_with = "serialize_outcome")]
+    pub outcome: Result<Observation, ReadFailure>,
+}
+
+fn serialize_outcome<S: serde::Serializer>(
+    outcome: &Result<Observation, ReadFailure>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Outcome<'a> {
+        Observed(&'a Observation),
+        Failed(&'a ReadFailure),
+    }
+    match outcome {
+        Ok(observation) => Outcome::Observed(observation).serialize(serializer),
+        Err(failure) => Outcome::Failed(failure).serialize(serializer),
+    }
+}
+
+/// Everything that was read about one payment in one check: one reading per endpoint asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Default)]
+pub struct Evidence {
+    /// In the order asked.
+    pub readings: Vec<Reading>,
+}

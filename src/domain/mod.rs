@@ -1,0 +1,37 @@
+//! The decisions, as pure functions over plain values.
+//!
+//! [`judge`] turns what the chain showed into a [`Verdict`]; [`resolve`] turns a verdict and freshly
+//! locked rows into a [`Resolution`]. Nothing here performs I/O, reads a clock or is async: a decision
+//! can be tested, replayed and argued about without a database or a chain.
+
+mod evidence;
+mod flag;
+mod ids;
+mod ledger;
+mod order;
+mod payment;
+mod policy;
+mod refund;
+mod resolution;
+mod time;
+mod verdict;
+mod watch;
+
+pub use evidence::{
+    BlockRef, Consumption, ConsumptionKind, EndpointName, Evidence, LogRef, NonceState,
+    Observation, ReadFailure, ReadFailureKind, Reading, SeenTransfer,
+};
+pub use flag::{Flag, FlagKind};
+pub use ids::{Amount, ChainId, OrderId, PaymentId, Sku};
+pub use ledger::{Identifier, Ledger, RecordedTransfer, ReservationChange};
+pub use order::{IdentifierStatus, Order, OrderKind, OrderStatus, Reservation, ReservationStatus};
+pub use payment::{MalformedPayment, Method, Payment, PaymentStatus, Rail, RawPayment, Sibling};
+pub use policy::{LatePolicy, PaidAfter, Policy};
+pub use refund::{RefundOwed, RefundReason, RefundStatus, refund_nonce};
+pub use resolution::{
+    Event, EventKind, OrderChange, Outcome, RefundChange, Resolution, Situation, StockChange,
+    TransferChange, WatchChange, resolve,
+};
+pub use time::{BlockTime, Timestamp};
+pub use verdict::{Finality, Inconclusive, Settlement, Transfer, Unsettleable, Verdict, judge};
+pub use watch::{DueTimes, Judged, NextCheck, Phase, Watch};

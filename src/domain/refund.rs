@@ -1,0 +1,70 @@
+//! Refund-owed records: money that moved and must go back (DESIGN section 10).
+
+use alloy_primitives::{B256, keccak256};
+use serde::{Deserialize, Serialize};
+
+use super::order::column_code;
+use super::{OrderId, Payment, PaymentId, Rail, Timestamp, Transfer};
+
+column_code! {
+    /// Why money must go back.
+    RefundReason {
+        /// Another payment pays the order.
+        Duplicate = "duplicate",
+        /// It arrived for an order that was over.
+        Late = "late",
+        /// The work failed for good after the money moved.
+        Undelivered = "undelivered",
+    }
+}
+
+column_code! {
+    /// Where a refund stands.
+    RefundStatus {
+        /// To be paid.
+        Owed = "owed",
+        /// A batch has taken it.
+        Claimed = "claimed",
+        /// A batch has sent it.
+        Sent = "sent",
+        /// The chain shows it paid.
+        Paid = "paid",
+        /// The transfer behind it vanished, or a person called it off.
+        Void = "void",
+        /// It cannot be paid (a blacklisted payer).
+        Blocked = "blocked",
+    }
+}
+
+/// Money that moved and must go back: the observed value to the observed payer (I6).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefundOwed {
+    /// The payment whose money it is; at most one record each.
+    pub payment_id: PaymentId,
+    /// The order it was meant for.
+    pub order_id: OrderId,
+    /// The protocol it came by.
+    pub rail: Rail,
+    /// What moved.
+    pub transfer: Transfer,
+    /// Why it must go back.
+    pub reason: RefundReason,
+    /// The single-use nonce (EIP-3009) or memo (Tempo) a batch pays it with.
+    pub refund_nonce: B256,
+    /// When it was noticed.
+    pub detected_at: Timestamp,
+}
+
+/// The single-use nonce with which `payment` is refunded: a function of the payment's on-chain identity
+/// alone, so that every attempt to pay one refund carries the same one and at most one can land.
+///
+/// keccak256 of `"reconciled/refund/v1"`, then chain id (8 bytes, big-endian), token, payer, nonce.
+pub fn refund_nonce(payment: &Payment) -> B256 {
+    let mut bytes = Vec::with_capacity(20 + 8 + 20 + 20 + 32);
+    bytes.extend_from_slice(b"reconciled/refund/v1");
+    bytes.extend_from_slice(&payment.chain_id.get().to_be_bytes());
+    bytes.extend_from_slice(payment.token.as_slice());
+    bytes.extend_from_slice(payment.payer.as_slice());
+    bytes.extend_from_slice(payment.nonce.as_slice());
+    keccak256(bytes)
+}

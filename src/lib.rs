@@ -1,0 +1,18 @@
+//! `reconciled` finds out what happened to payments whose settlement outcome nobody knows.
+//!
+//! It runs beside a payment gateway, shares its database, reads the chain, and writes down the truth:
+//! the order is paid, or failed, or somebody is owed a refund. It never settles, signs or sends anything.
+//!
+//! One direction, no back and forth:
+//!
+//! ```text
+//! lease due watches -> read the chain in batches -> judge -> resolve -> apply in one transaction
+//!    store               chain                     domain   domain     store
+//! ```
+
+pub mod chain;
+pub mod clock;
+pub mod domain;
+pub mod schedule;
+pub mod sim;
+pub mod store;

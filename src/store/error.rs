@@ -1,0 +1,56 @@
+//! What can go wrong with the database, kept apart by what a caller should do about it.
+
+/// What can go wrong with the database.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The URL in the configuration cannot be used.
+    #[error("database.url {0}")]
+    Url(String),
+    /// The database cannot be reached; nothing was lost, try again.
+    #[error("the database cannot be reached")]
+    Unreachable(#[source] sqlx::Error),
+    /// A table or column of the contract is missing.
+    #[error(
+        "the database lacks {missing}; run `reconciled migrate`, or expose a view of that name"
+    )]
+    Schema {
+        /// What is missing.
+        missing: String,
+    },
+    /// A migration failed.
+    #[error("migrating the database failed")]
+    Migrate(#[source] Box<sqlx::migrate::MigrateError>),
+    /// One of our own rows makes no sense.
+    #[error("table {table}, column {column} holds {found}; was it edited by hand?")]
+    Inconsistent {
+        /// The table.
+        table: &'static str,
+        /// The column.
+        column: &'static str,
+        /// What it holds.
+        found: String,
+    },
+    /// The database refused a statement.
+    #[error("the database refused {operation}")]
+    Refused {
+        /// What was being done.
+        operation: &'static str,
+        /// Its own words.
+        #[source]
+        source: sqlx::Error,
+    },
+}
+
+impl StoreError {
+    /// Sorts a driver's error by what a caller should do about it.
+    pub fn from_sqlx(operation: &'static str, source: sqlx::Error) -> Self {
+        match source {
+            sqlx::Error::Io(_)
+            | sqlx::Error::Tls(_)
+            | sqlx::Error::PoolTimedOut
+            | sqlx::Error::PoolClosed
+            | sqlx::Error::WorkerCrashed => Self::Unreachable(source),
+            _ => Self::Refused { operation, source },
+        }
+    }
+}
