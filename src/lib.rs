@@ -12,7 +12,10 @@
 
 pub mod chain;
 pub mod clock;
+pub mod config;
 pub mod domain;
 pub mod schedule;
 pub mod sim;
 pub mod store;
+pub mod telemetry;
+pub mod worker;

@@ -1,0 +1,569 @@
+//! The configuration: one TOML file, typed and validated, unknown keys refused by name.
+//!
+//! A value in a `[section]` can be overridden from the environment: `RECONCILED_DATABASE_URL` stands for
+//! `database.url`. Secrets belong there: the database's URL, and endpoint URLs through `url_env`.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use alloy_primitives::Address;
+use serde::Deserialize;
+use url::Url;
+
+use crate::chain::{ChainSettings, EndpointSettings, MULTICALL3};
+use crate::domain::{ChainId, EndpointName, LatePolicy, PaidAfter, Policy};
+use crate::schedule::{Schedule, Timing};
+use crate::store::DatabaseUrl;
+use crate::telemetry::LogFormat;
+
+/// What is wrong with the configuration, with the key's name and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration file {path}: {source}; name it with --config")]
+    Unreadable {
+        /// The file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is not TOML of the right shape: a wrong type, an unknown or missing key.
+    #[error("configuration: {0}")]
+    Shape(String),
+    /// A value makes no sense.
+    #[error("configuration: {key} {problem}")]
+    Value {
+        /// The key, as a path.
+        key: String,
+        /// What is wrong, and what to write instead.
+        problem: String,
+    },
+}
+
+fn bad(key: impl Into<String>, problem: impl Into<String>) -> ConfigError {
+    ConfigError::Value { key: key.into(), problem: problem.into() }
+}
+
+/// A duration as people write it: `"90s"`, `"24h"`, `"10m 30s"`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Span(pub Duration);
+
+impl fmt::Debug for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", humantime::format_duration(self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Span {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        humantime::parse_duration(&text).map(Self).map_err(|e| {
+            serde::de::Error::custom(format!("{text:?} is not a duration such as \"90s\": {e}"))
+        })
+    }
+}
+
+const fn secs(secs: u64) -> Span {
+    Span(Duration::from_secs(secs))
+}
+
+macro_rules! section {
+    ($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $type:ty = $default:expr),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct $name { $($(#[$fdoc])* pub $field: $type),+ }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $default),+ }
+            }
+        }
+    };
+}
+
+section! {
+    /// `[database]`
+    Database {
+        /// `postgres://…` or `sqlite:PATH`.
+        url: Secret = Secret(String::new()),
+        /// The most connections (PostgreSQL).
+        connections_max: u32 = 8,
+    }
+}
+
+section! {
+    /// `[http]`
+    Http {
+        /// Where `/metrics`, `/healthz` and `/readyz` are served.
+        listen: SocketAddr = SocketAddr::from(([127, 0, 0, 1], 9464)),
+    }
+}
+
+section! {
+    /// `[log]`
+    Log {
+        /// `auto`, `human` or `json`.
+        format: LogFormat = LogFormat::Auto,
+        /// Directives such as `info,sqlx=warn`.
+        filter: String = "info".to_owned(),
+    }
+}
+
+section! {
+    /// `[discovery]`
+    Discovery {
+        /// How often the gateway's tables are polled.
+        every: Span = secs(1),
+        /// A `settling` row this old means that the gateway died.
+        stale_after: Span = secs(120),
+        /// The most watches opened in one statement.
+        batch_max: u32 = 1_000,
+    }
+}
+
+section! {
+    /// `[checks]`
+    Checks {
+        /// The most payments read in one batch.
+        batch_max: u32 = 500,
+        /// How long a replica may hold a batch.
+        lease_ttl: Span = secs(60),
+        /// How long the attempt log is kept.
+        keep_for: Span = secs(30 * 24 * 3_600),
+        /// When to check, from the moment a payment was found; the built-in repeats when left out.
+        repeats: Option<Vec<Span>> = None,
+    }
+}
+
+section! {
+    /// `[reconcile]`
+    Reconcile {
+        /// When the full reconcile runs: cron with seconds, in UTC.
+        cron: String = "0 */10 * * * *".to_owned(),
+        /// Payments per page.
+        page_size: u32 = 2_000,
+    }
+}
+
+section! {
+    /// `[shutdown]`
+    Shutdown {
+        /// How long a stop may take.
+        grace: Span = secs(20),
+    }
+}
+
+section! {
+    /// `[policy]`
+    PolicySection {
+        /// From the broadcast to the deadline.
+        deadline_after: Span = secs(24 * 3_600),
+        /// Fail as soon as the chain proves it.
+        early_failure: bool = false,
+        /// What to do with money for an order that is over.
+        late: LatePolicy = LatePolicy::Refund,
+        /// How deep a transfer must be.
+        paid_after: String = PaidAfter::Confirmations(1).to_string(),
+        /// Endpoints that must agree on a negative.
+        quorum: usize = 1,
+        /// Endpoints that must show a positive.
+        positive_quorum: usize = 1,
+    }
+}
+
+/// `[[chains]]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChainSection {
+    /// EIP-155 id.
+    pub chain_id: u64,
+    /// For people.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// Time between blocks.
+    #[serde(default = "defaults::block_time")]
+    pub block_time: Span,
+    /// How long a block takes, at most, to be finalized.
+    #[serde(default = "defaults::finality_margin")]
+    pub finality_margin: Span,
+    /// A head that has not moved for this long is stale.
+    #[serde(default = "defaults::head_age_max")]
+    pub head_age_max: Span,
+    /// Log searches start this long before the broadcast.
+    #[serde(default = "defaults::log_lookback")]
+    pub log_lookback: Span,
+    /// The widest log range, in blocks.
+    #[serde(default = "defaults::log_range_max")]
+    pub log_range_max: u64,
+    /// The most payments in one call.
+    #[serde(default = "defaults::batch_max")]
+    pub batch_max: usize,
+    /// No answer for this long is a failure.
+    #[serde(default = "defaults::request_timeout")]
+    pub request_timeout: Span,
+    /// Where Multicall3 is.
+    #[serde(default = "defaults::multicall3")]
+    pub multicall3: Address,
+    /// Whether Multicall3's block number is another chain's.
+    #[serde(default)]
+    pub foreign_block_number: bool,
+    /// Overrides `policy.paid_after`.
+    #[serde(default)]
+    pub paid_after: Option<String>,
+    /// Whom to ask.
+    #[serde(default)]
+    pub endpoints: Vec<EndpointSection>,
+}
+
+mod defaults {
+    use super::*;
+
+    pub(super) fn block_time() -> Span {
+        secs(2)
+    }
+    pub(super) fn finality_margin() -> Span {
+        secs(30 * 60)
+    }
+    pub(super) fn head_age_max() -> Span {
+        secs(60)
+    }
+    pub(super) fn log_lookback() -> Span {
+        secs(3_600)
+    }
+    pub(super) fn log_range_max() -> u64 {
+        10_000
+    }
+    pub(super) fn batch_max() -> usize {
+        400
+    }
+    pub(super) fn request_timeout() -> Span {
+        secs(10)
+    }
+    pub(super) fn multicall3() -> Address {
+        MULTICALL3
+    }
+}
+
+/// `[[chains.endpoints]]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EndpointSection {
+    /// Shown in logs, metrics and evidence.
+    pub name: String,
+    /// Where it is.
+    #[serde(default)]
+    pub url: Option<Secret>,
+    /// The environment variable that holds the URL.
+    #[serde(default)]
+    pub url_env: Option<String>,
+}
+
+/// Text that is never shown.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("…")
+    }
+}
+
+/// The whole file.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs, reason = "each field is the section of the same name")]
+pub struct Config {
+    #[serde(default)]
+    pub database: Database,
+    #[serde(default)]
+    pub http: Http,
+    #[serde(default)]
+    pub log: Log,
+    #[serde(default)]
+    pub discovery: Discovery,
+    #[serde(default)]
+    pub checks: Checks,
+    #[serde(default)]
+    pub reconcile: Reconcile,
+    #[serde(default)]
+    pub shutdown: Shutdown,
+    #[serde(default)]
+    pub policy: PolicySection,
+    #[serde(default)]
+    pub chains: Vec<ChainSection>,
+}
+
+/// A configured chain, validated.
+pub struct ConfiguredChain {
+    /// How to read it.
+    pub settings: ChainSettings,
+    /// The repeats.
+    pub schedule: Schedule,
+    /// The margins of mandatory checks.
+    pub timing: Timing,
+    /// How to decide.
+    pub policy: Policy,
+}
+
+/// Sections whose keys the environment can override.
+const SECTIONS: [&str; 8] =
+    ["database", "http", "log", "discovery", "checks", "reconcile", "shutdown", "policy"];
+const ENV_PREFIX: &str = "RECONCILED_";
+/// Blocks between the deadline and the check that may fail a payment, so that the head is past it.
+const DEADLINE_MARGIN_BLOCKS: u32 = 10;
+/// The least time between two looks for finality.
+const FINALITY_RETRY: Duration = Duration::from_secs(60);
+
+impl Config {
+    /// Reads a file and the environment.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable {
+            path: path.display().to_string(),
+            source,
+        })?;
+        Self::parse(&text, std::env::vars())
+    }
+
+    /// Reads text and an environment; validates nothing that needs other secrets.
+    pub fn parse(
+        text: &str,
+        environment: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Self, ConfigError> {
+        // Parsed twice: from the text, for messages that show the line, and with the overrides.
+        toml::from_str::<Self>(text).map_err(|e| ConfigError::Shape(e.to_string()))?;
+        let mut table: toml::Table =
+            toml::from_str(text).map_err(|e| ConfigError::Shape(e.to_string()))?;
+        for (name, value) in environment {
+            override_from(&mut table, &name, &value);
+        }
+        table.try_into().map_err(|e: toml::de::Error| ConfigError::Shape(e.to_string()))
+    }
+
+    /// Where the database is.
+    pub fn database_url(&self) -> Result<DatabaseUrl, ConfigError> {
+        if self.database.url.0.is_empty() {
+            return Err(bad(
+                "database.url",
+                "is missing; set it, or the environment variable RECONCILED_DATABASE_URL",
+            ));
+        }
+        if self.database.connections_max < 2 {
+            return Err(bad("database.connections_max", "must be at least 2"));
+        }
+        DatabaseUrl::parse(&self.database.url.0).map_err(|e| ConfigError::Shape(e.to_string()))
+    }
+
+    /// The policy where no chain says otherwise.
+    pub fn policy(&self) -> Result<Policy, ConfigError> {
+        let section = &self.policy;
+        if section.deadline_after.0.is_zero() {
+            return Err(bad("policy.deadline_after", "must be longer than \"0s\""));
+        }
+        for (key, value) in
+            [("quorum", section.quorum), ("positive_quorum", section.positive_quorum)]
+        {
+            if value == 0 {
+                return Err(bad(format!("policy.{key}"), "must be at least 1"));
+            }
+        }
+        Ok(Policy {
+            deadline_after: section.deadline_after.0,
+            early_failure: section.early_failure,
+            late: section.late,
+            paid_after: parse_paid_after("policy.paid_after", &section.paid_after)?,
+            quorum: section.quorum,
+            positive_quorum: section.positive_quorum,
+        })
+    }
+
+    /// Checks every limit that has a least value.
+    pub fn validate_limits(&self) -> Result<(), ConfigError> {
+        let at_least = |key: &str, value: u64, least: u64| {
+            if value < least { Err(bad(key, format!("must be at least {least}"))) } else { Ok(()) }
+        };
+        at_least("discovery.batch_max", self.discovery.batch_max.into(), 1)?;
+        at_least("checks.batch_max", self.checks.batch_max.into(), 1)?;
+        at_least("reconcile.page_size", self.reconcile.page_size.into(), 1)?;
+        for (key, span, least) in [
+            ("discovery.every", self.discovery.every, Duration::from_millis(10)),
+            ("checks.lease_ttl", self.checks.lease_ttl, Duration::from_secs(5)),
+            ("shutdown.grace", self.shutdown.grace, Duration::from_secs(1)),
+        ] {
+            if span.0 < least {
+                let least = humantime::format_duration(least);
+                return Err(bad(key, format!("must be at least \"{least}\"")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The repeats of targeted checks.
+    pub fn schedule(&self) -> Result<Schedule, ConfigError> {
+        match &self.checks.repeats {
+            None => Ok(Schedule::default()),
+            Some(spans) => Schedule::new(spans.iter().map(|span| span.0).collect())
+                .map_err(|e| bad("checks.repeats", e.to_string())),
+        }
+    }
+
+    /// Every configured chain, validated, with endpoint URLs from `environment` where so configured.
+    pub fn chains(
+        &self,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<Vec<ConfiguredChain>, ConfigError> {
+        if self.chains.is_empty() {
+            return Err(bad("chains", "is empty; add a [[chains]] table with its endpoints"));
+        }
+        let policy = self.policy()?;
+        let schedule = self.schedule()?;
+        let mut seen = BTreeSet::new();
+        self.chains
+            .iter()
+            .map(|section| {
+                let key = format!("chains[{}]", section.chain_id);
+                if section.chain_id == 0 || !seen.insert(section.chain_id) {
+                    return Err(bad(key, "must have a chain_id of its own, at least 1"));
+                }
+                section.configured(&key, &policy, &schedule, &environment)
+            })
+            .collect()
+    }
+}
+
+impl ChainSection {
+    fn configured(
+        &self,
+        key: &str,
+        policy: &Policy,
+        schedule: &Schedule,
+        environment: &impl Fn(&str) -> Option<String>,
+    ) -> Result<ConfiguredChain, ConfigError> {
+        let mut policy = policy.clone();
+        if let Some(text) = &self.paid_after {
+            policy.paid_after = parse_paid_after(&format!("{key}.paid_after"), text)?;
+        }
+        let mut names = BTreeSet::new();
+        let endpoints = self
+            .endpoints
+            .iter()
+            .map(|endpoint| {
+                let key = format!("{key}.endpoints[{:?}]", endpoint.name);
+                if endpoint.name.is_empty() || !names.insert(&endpoint.name) {
+                    return Err(bad(key, "must have a name of its own"));
+                }
+                endpoint.configured(&key, environment)
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let needed = policy.quorum.max(policy.positive_quorum);
+        if endpoints.len() < needed {
+            return Err(bad(
+                format!("{key}.endpoints"),
+                format!(
+                    "lists {} of the {needed} that policy.quorum and policy.positive_quorum ask for",
+                    endpoints.len()
+                ),
+            ));
+        }
+        if self.block_time.0 < Duration::from_millis(50) {
+            return Err(bad(format!("{key}.block_time"), "must be at least \"50ms\""));
+        }
+        for (name, value) in [
+            ("log_range_max", self.log_range_max),
+            ("batch_max", u64::try_from(self.batch_max).unwrap_or(u64::MAX)),
+        ] {
+            if value == 0 {
+                return Err(bad(format!("{key}.{name}"), "must be at least 1"));
+            }
+        }
+        for (name, span) in
+            [("head_age_max", self.head_age_max), ("request_timeout", self.request_timeout)]
+        {
+            if span.0.is_zero() {
+                return Err(bad(format!("{key}.{name}"), "must be longer than \"0s\""));
+            }
+        }
+        Ok(ConfiguredChain {
+            settings: ChainSettings {
+                chain_id: ChainId::new(self.chain_id),
+                endpoints,
+                block_time: self.block_time.0,
+                head_age_max: self.head_age_max.0,
+                log_lookback: self.log_lookback.0,
+                log_range_max: self.log_range_max,
+                batch_max: self.batch_max,
+                read_safe: policy.paid_after == PaidAfter::Safe,
+                foreign_block_number: self.foreign_block_number,
+                multicall3: self.multicall3,
+                request_timeout: self.request_timeout.0,
+            },
+            schedule: schedule.clone(),
+            timing: Timing {
+                finality_margin: self.finality_margin.0,
+                deadline_margin: self.block_time.0 * DEADLINE_MARGIN_BLOCKS,
+                finality_retry: FINALITY_RETRY,
+            },
+            policy,
+        })
+    }
+}
+
+impl EndpointSection {
+    fn configured(
+        &self,
+        key: &str,
+        environment: &impl Fn(&str) -> Option<String>,
+    ) -> Result<EndpointSettings, ConfigError> {
+        let text = match (&self.url, &self.url_env) {
+            (Some(url), None) => url.0.clone(),
+            (None, Some(name)) => environment(name).ok_or_else(|| {
+                bad(format!("{key}.url_env"), format!("names {name}, which is not set"))
+            })?,
+            _ => return Err(bad(key, "must have either url or url_env")),
+        };
+        // The parser's own message could repeat the URL, which may hold a secret.
+        let url = Url::parse(&text)
+            .ok()
+            .filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
+            .ok_or_else(|| bad(format!("{key}.url"), "must be an http:// or https:// URL"))?;
+        Ok(EndpointSettings { name: EndpointName::new(&self.name), url })
+    }
+}
+
+fn parse_paid_after(key: &str, text: &str) -> Result<PaidAfter, ConfigError> {
+    text.parse().map_err(|expected| bad(key, format!("is {text:?}; it must be {expected}")))
+}
+
+/// `RECONCILED_SECTION_KEY=value` stands for `section.key`. Other variables are left alone.
+fn override_from(table: &mut toml::Table, name: &str, value: &str) {
+    let Some(rest) = name.strip_prefix(ENV_PREFIX) else { return };
+    let lower = rest.to_ascii_lowercase();
+    let Some((section, key)) = lower.split_once('_') else { return };
+    if !SECTIONS.contains(&section) || key.is_empty() {
+        return;
+    }
+    let section =
+        table.entry(section.to_owned()).or_insert_with(|| toml::Value::Table(toml::Table::new()));
+    if let Some(section) = section.as_table_mut() {
+        section.insert(key.to_owned(), scalar(value));
+    }
+}
+
+/// A number or boolean where the text is one, else the text itself.
+fn scalar(text: &str) -> toml::Value {
+    if let Ok(number) = text.parse::<i64>() {
+        return toml::Value::Integer(number);
+    }
+    match text {
+        "true" => toml::Value::Boolean(true),
+        "false" => toml::Value::Boolean(false),
+        _ => toml::Value::String(text.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

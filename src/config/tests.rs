@@ -1,0 +1,102 @@
+//! Bad configuration is refused with the key's name; the sample file is a configuration.
+
+use super::*;
+
+const SAMPLE: &str = include_str!("../../deploy/reconciled.example.toml");
+
+fn parse(text: &str) -> Result<Config, ConfigError> {
+    Config::parse(text, Vec::new())
+}
+
+fn refused(text: &str) -> String {
+    let config = match parse(text) {
+        Err(error) => return error.to_string(),
+        Ok(config) => config,
+    };
+    let whole = config
+        .database_url()
+        .map(drop)
+        .and_then(|()| config.validate_limits())
+        .and_then(|()| config.chains(|_| None).map(drop));
+    whole.expect_err("must be refused").to_string()
+}
+
+const GOOD: &str = r#"
+    [database]
+    url = "sqlite:reconciled.db"
+    [[chains]]
+    chain_id = 8453
+    [[chains.endpoints]]
+    name = "primary"
+    url = "https://rpc.example/key-SECRET"
+"#;
+
+#[test]
+fn the_sample_file_is_a_configuration() {
+    let config = parse(SAMPLE).expect("the sample parses");
+    config.database_url().expect("it names a database");
+    config.validate_limits().expect("its limits hold");
+    let chains = config.chains(|_| Some("https://rpc.example".to_owned())).expect("chains");
+    assert!(!chains.is_empty());
+}
+
+#[test]
+fn the_sample_file_shows_the_defaults() {
+    let sample = parse(SAMPLE).expect("the sample parses");
+    let bare = parse(GOOD).expect("parses");
+    assert_eq!(format!("{:?}", sample.policy), format!("{:?}", bare.policy));
+    assert_eq!(format!("{:?}", sample.discovery), format!("{:?}", bare.discovery));
+    assert_eq!(format!("{:?}", sample.reconcile), format!("{:?}", bare.reconcile));
+    assert_eq!(format!("{:?}", sample.shutdown), format!("{:?}", bare.shutdown));
+    assert_eq!(format!("{:?}", sample.http), format!("{:?}", bare.http));
+    assert_eq!(sample.checks.lease_ttl, bare.checks.lease_ttl);
+    assert_eq!(sample.checks.batch_max, bare.checks.batch_max);
+    assert_eq!(
+        sample.schedule().ok(),
+        bare.schedule().ok(),
+        "repeats in the sample are the built-in"
+    );
+}
+
+#[test]
+fn unknown_keys_are_refused_by_name() {
+    assert!(refused("[database]\nurll = \"x\"").contains("urll"));
+    assert!(refused("[databse]\nurl = \"x\"").contains("databse"));
+    let chain = GOOD.replace("chain_id = 8453", "chain_id = 8453\nblocktime = \"2s\"");
+    assert!(refused(&chain).contains("blocktime"));
+}
+
+#[test]
+fn bad_values_are_refused_with_their_key() {
+    for (from, to, key) in [
+        ("chain_id = 8453", "chain_id = 0", "chain_id"),
+        ("chain_id = 8453", "chain_id = 8453\npaid_after = \"soon\"", "paid_after"),
+        ("chain_id = 8453", "chain_id = 8453\nbatch_max = 0", "batch_max"),
+        ("https://", "ftp://", "url"),
+        ("url = \"sqlite:", "url = \"mysql:", "database.url"),
+        ("[[chains]]", "[policy]\nquorum = 2\n[[chains]]", "endpoints"),
+        ("[[chains]]", "[policy]\nlate = \"keep\"\n[[chains]]", "keep"),
+        ("[[chains]]", "[checks]\nrepeats = [\"2s\", \"1s\"]\n[[chains]]", "checks.repeats"),
+        ("[[chains]]", "[checks]\nlease_ttl = \"soon\"\n[[chains]]", "duration"),
+        ("url = \"https://rpc.example/key-SECRET\"", "url_env = \"UNSET\"", "UNSET"),
+    ] {
+        let message = refused(&GOOD.replace(from, to));
+        assert!(message.contains(key), "{key}: {message}");
+        assert!(!message.contains("SECRET"), "a secret is shown: {message}");
+    }
+}
+
+#[test]
+fn the_environment_overrides_and_secrets_are_never_shown() {
+    let environment = [
+        ("RECONCILED_DATABASE_URL".to_owned(), "postgres://u:SECRET@h/d".to_owned()),
+        ("RECONCILED_DISCOVERY_BATCH_MAX".to_owned(), "7".to_owned()),
+        ("RECONCILED_TEST_SOMETHING".to_owned(), "ignored".to_owned()),
+    ];
+    let config = Config::parse(GOOD, environment).expect("parses");
+    assert_eq!(config.discovery.batch_max, 7);
+    assert!(matches!(config.database_url(), Ok(DatabaseUrl::Postgres(_))));
+    assert!(!format!("{config:?}").contains("SECRET"));
+    let unknown = [("RECONCILED_LOG_COLOUR".to_owned(), "red".to_owned())];
+    assert!(Config::parse(GOOD, unknown).expect_err("refused").to_string().contains("colour"));
+}

@@ -1,0 +1,308 @@
+//! Logs and metrics.
+//!
+//! Every metric is prefixed `reconciled_`, in base units, with timestamps rather than ages and no ids in
+//! labels; every label value the code knows exists from the start, so that an alert on a rate never
+//! misses the first event. Process figures are counted in place; service figures (open payments, owed,
+//! flags) are read from the database at scrape time, by [`Metrics::set_figures`].
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::core::Collector;
+use prometheus::{
+    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, TextEncoder,
+};
+use serde::Deserialize;
+use tracing_subscriber::EnvFilter;
+
+use crate::chain::RpcObserver;
+use crate::domain::{
+    ChainId, EndpointName, FlagKind, Outcome, Phase, RefundReason, RefundStatus, Timestamp, Verdict,
+};
+use crate::store::Figures;
+
+/// How logs are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    /// Human on a terminal, JSON otherwise.
+    #[default]
+    Auto,
+    /// For people.
+    Human,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Starts logging to standard error. `filter` is a `tracing` directive list such as `info,sqlx=warn`.
+pub fn init_logging(format: LogFormat, filter: &str) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(filter)
+        .map_err(|e| anyhow::anyhow!("log.filter {filter:?} is not a list of directives: {e}"))?;
+    let terminal = std::io::stderr().is_terminal();
+    let json = match format {
+        LogFormat::Auto => !terminal,
+        LogFormat::Human => false,
+        LogFormat::Json => true,
+    };
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false);
+    let started = if json {
+        builder.json().flatten_event(true).try_init()
+    } else {
+        builder.with_ansi(terminal).try_init()
+    };
+    started.map_err(|e| anyhow::anyhow!("logging could not be started: {e}"))
+}
+
+/// An error and everything that caused it, in one line.
+pub fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+/// Every metric of the process, in one registry.
+#[derive(Clone)]
+pub struct Metrics {
+    registry: Registry,
+    open_payments: IntGaugeVec,
+    oldest_open: GaugeVec,
+    overdue: IntGauge,
+    refunds_owed: IntGaugeVec,
+    open_flags: IntGaugeVec,
+    /// Checks, by verdict.
+    pub checks: IntCounterVec,
+    /// Resolutions written, by outcome.
+    pub resolutions: IntCounterVec,
+    /// From the transfer's block to the committed resolution.
+    pub detection_delay: Histogram,
+    /// Resolutions the database refused.
+    pub apply_failures: IntCounterVec,
+    rpc_requests: IntCounterVec,
+    rpc_duration: HistogramVec,
+    /// When a task last succeeded.
+    pub task_last_success: GaugeVec,
+    /// Activations of a task that failed.
+    pub task_failures: IntCounterVec,
+    /// Activations of a task that panicked.
+    pub task_panics: IntCounterVec,
+    scrape_failed: Gauge,
+}
+
+/// From a block to seconds later (the usual case) to a day (the backstop).
+const DELAY_BUCKETS: [f64; 14] =
+    [0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 30.0, 60.0, 300.0, 900.0, 3_600.0, 21_600.0, 86_400.0];
+
+const RPC_BUCKETS: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
+
+impl Metrics {
+    /// Registers every series, those without a chain or task in their labels at zero.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let registry = Registry::new();
+        let counters = |name: &str, help: &str, labels: &[&str]| {
+            let vec = IntCounterVec::new(opts(name, help), labels)?;
+            register(&registry, vec)
+        };
+        let gauges = |name: &str, help: &str, labels: &[&str]| {
+            register(&registry, IntGaugeVec::new(opts(name, help), labels)?)
+        };
+        let times = |name: &str, help: &str, labels: &[&str]| {
+            register(&registry, GaugeVec::new(opts(name, help), labels)?)
+        };
+        let metrics = Self {
+            open_payments: gauges(
+                "open_payments",
+                "Payments being watched, by phase of the watch.",
+                &["phase"],
+            )?,
+            oldest_open: times(
+                "oldest_open_timestamp_seconds",
+                "When the oldest open watch was opened, by phase; 0 when there is none.",
+                &["phase"],
+            )?,
+            overdue: register(
+                &registry,
+                IntGauge::with_opts(opts("overdue_payments", "Open watches whose check is due."))?,
+            )?,
+            refunds_owed: gauges(
+                "refunds_owed",
+                "Refund records, by reason and status.",
+                &["reason", "status"],
+            )?,
+            open_flags: gauges("open_flags", "Flags only a person can close, by kind.", &["kind"])?,
+            checks: counters("checks_total", "Checks of one payment, by verdict.", &["verdict"])?,
+            resolutions: counters(
+                "resolutions_total",
+                "Resolutions written, by outcome.",
+                &["outcome"],
+            )?,
+            apply_failures: counters(
+                "apply_failures_total",
+                "Judged payments that could not be written down, by cause.",
+                &["cause"],
+            )?,
+            detection_delay: register(
+                &registry,
+                Histogram::with_opts(
+                    HistogramOpts::from(opts(
+                        "detection_delay_seconds",
+                        "From the block that holds a transfer to the committed resolution.",
+                    ))
+                    .buckets(DELAY_BUCKETS.to_vec()),
+                )?,
+            )?,
+            rpc_requests: counters(
+                "rpc_requests_total",
+                "JSON-RPC calls; each call of a batch counts.",
+                &["chain", "endpoint", "method", "outcome"],
+            )?,
+            rpc_duration: register(
+                &registry,
+                HistogramVec::new(
+                    HistogramOpts::from(opts(
+                        "rpc_duration_seconds",
+                        "How long JSON-RPC calls took.",
+                    ))
+                    .buckets(RPC_BUCKETS.to_vec()),
+                    &["chain", "endpoint"],
+                )?,
+            )?,
+            task_last_success: times(
+                "task_last_success_timestamp_seconds",
+                "When a task last ended well; 0 before the first time.",
+                &["task"],
+            )?,
+            task_failures: counters(
+                "task_failures_total",
+                "Activations of a task that ended in an error.",
+                &["task"],
+            )?,
+            task_panics: counters(
+                "task_panics_total",
+                "Activations of a task that panicked.",
+                &["task"],
+            )?,
+            scrape_failed: register(
+                &registry,
+                Gauge::with_opts(opts(
+                    "scrape_failed",
+                    "1 while the figures from the database are stale because it could not be asked.",
+                ))?,
+            )?,
+            registry,
+        };
+        for verdict in Verdict::KINDS {
+            metrics.checks.with_label_values(&[verdict]);
+        }
+        for outcome in Outcome::ALL {
+            metrics.resolutions.with_label_values(&[outcome.code()]);
+        }
+        for cause in ["lease_lost", "refused"] {
+            metrics.apply_failures.with_label_values(&[cause]);
+        }
+        metrics.set_figures(Some(&Figures::default()));
+        Ok(metrics)
+    }
+
+    /// Makes a task's series exist from the start.
+    pub fn expect_task(&self, task: &str) {
+        self.task_last_success.with_label_values(&[task]);
+        self.task_failures.with_label_values(&[task]);
+        self.task_panics.with_label_values(&[task]);
+    }
+
+    /// Shows what the database says; label sets without any are zero. `None`: it could not be asked, and
+    /// the last figures stay.
+    pub fn set_figures(&self, figures: Option<&Figures>) {
+        self.scrape_failed.set(if figures.is_some() { 0.0 } else { 1.0 });
+        let Some(figures) = figures else { return };
+        for phase in Phase::ALL.iter().filter(|phase| **phase != Phase::Closed) {
+            self.open_payments.with_label_values(&[phase.code()]).set(0);
+            self.oldest_open.with_label_values(&[phase.code()]).set(0.0);
+        }
+        for (phase, count) in &figures.open {
+            self.open_payments.with_label_values(&[phase.code()]).set(as_i64(*count));
+        }
+        for (phase, since) in &figures.oldest {
+            self.oldest_open.with_label_values(&[phase.code()]).set(seconds(*since));
+        }
+        self.overdue.set(as_i64(figures.overdue));
+        for reason in RefundReason::ALL {
+            for status in RefundStatus::ALL {
+                self.refunds_owed.with_label_values(&[reason.code(), status.code()]).set(0);
+            }
+        }
+        for (reason, status, count) in &figures.refunds {
+            self.refunds_owed
+                .with_label_values(&[reason.code(), status.code()])
+                .set(as_i64(*count));
+        }
+        for kind in FlagKind::ALL {
+            self.open_flags.with_label_values(&[kind.code()]).set(0);
+        }
+        for (kind, count) in &figures.flags {
+            self.open_flags.with_label_values(&[kind.code()]).set(as_i64(*count));
+        }
+    }
+
+    /// Everything in Prometheus' text format.
+    pub fn render(&self) -> Result<Vec<u8>, prometheus::Error> {
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        Ok(text)
+    }
+}
+
+impl RpcObserver for Metrics {
+    fn called(
+        &self,
+        chain: ChainId,
+        endpoint: &EndpointName,
+        method: &'static str,
+        outcome: &'static str,
+        took: Duration,
+    ) {
+        let chain = chain.to_string();
+        self.rpc_requests
+            .with_label_values(&[chain.as_str(), endpoint.as_str(), method, outcome])
+            .inc();
+        self.rpc_duration
+            .with_label_values(&[chain.as_str(), endpoint.as_str()])
+            .observe(took.as_secs_f64());
+    }
+}
+
+/// The same metrics as the observer of RPC calls.
+pub fn rpc_observer(metrics: &Metrics) -> Arc<dyn RpcObserver> {
+    Arc::new(metrics.clone())
+}
+
+/// Seconds since the Unix epoch, as Prometheus wants them.
+pub fn seconds(at: Timestamp) -> f64 {
+    at.as_millis() as f64 / 1_000.0
+}
+
+fn opts(name: &str, help: &str) -> Opts {
+    Opts::new(name, help).namespace("reconciled")
+}
+
+fn register<C: Collector + Clone + 'static>(
+    registry: &Registry,
+    collector: C,
+) -> Result<C, prometheus::Error> {
+    registry.register(Box::new(collector.clone()))?;
+    Ok(collector)
+}
+
+fn as_i64(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,434 @@
+//! One batch on its way: leased watches -> evidence -> verdicts -> the store.
+//!
+//! The three steps are three functions, so that no database transaction can be open while the chain is
+//! read (I8), and so that a test can stop between any two of them (I9).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::driver::Stop;
+use crate::chain::{Breadth, Chain};
+use crate::clock::Clock;
+use crate::domain::{
+    ChainId, DueTimes, Evidence, Inconclusive, Judged, Method, NextCheck, Outcome, Payment, Phase,
+    Policy, Timestamp, Verdict, judge,
+};
+use crate::schedule::{Schedule, Timing, due_times};
+use crate::store::{Applied, ApplyFailure, Followed, Lease, Store, StoreError};
+use crate::telemetry::Metrics;
+
+/// A configured chain, and what goes with reading it.
+pub struct WatchedChain {
+    /// How to read it.
+    pub chain: Chain,
+    /// The repeats of targeted checks.
+    pub schedule: Schedule,
+    /// The margins of mandatory checks.
+    pub timing: Timing,
+    /// How to decide about its payments.
+    pub policy: Policy,
+}
+
+/// The limits of one batch.
+#[derive(Debug, Clone, Copy)]
+pub struct CheckerSettings {
+    /// How long a lease lasts. Reading a batch that takes longer is given up.
+    pub lease_ttl: Duration,
+}
+
+/// Leases, reads and writes batches of watches. Cheap to share.
+pub struct Checker {
+    store: Arc<dyn Store>,
+    chains: BTreeMap<ChainId, Arc<WatchedChain>>,
+    default_policy: Policy,
+    clock: Arc<dyn Clock>,
+    metrics: Metrics,
+    settings: CheckerSettings,
+}
+
+/// A batch of leased watches.
+#[derive(Debug)]
+pub struct Leased {
+    lease: Lease,
+    followed: Vec<Followed>,
+}
+
+impl Leased {
+    /// The watches and their payments.
+    pub fn followed(&self) -> &[Followed] {
+        &self.followed
+    }
+}
+
+/// A batch that was read and judged, not yet written.
+#[derive(Debug)]
+pub struct Read {
+    lease: Lease,
+    /// Verdicts that change nothing but their watch.
+    unchanged: Vec<Judged>,
+    /// Verdicts to resolve, with the policy of their chain.
+    to_resolve: Vec<(Policy, Vec<Judged>)>,
+}
+
+/// The share of a lease that reading may take; the rest is for writing and for clocks that disagree.
+const READ_SHARE_OF_LEASE: f64 = 0.6;
+
+impl Checker {
+    /// Puts the pieces together.
+    pub fn new(
+        store: Arc<dyn Store>,
+        chains: BTreeMap<ChainId, Arc<WatchedChain>>,
+        default_policy: Policy,
+        clock: Arc<dyn Clock>,
+        metrics: Metrics,
+        settings: CheckerSettings,
+    ) -> Self {
+        Self { store, chains, default_policy, clock, metrics, settings }
+    }
+
+    /// The database.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// The clock.
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
+    fn new_lease(&self) -> Lease {
+        let now = self.clock.now();
+        let expires_at = now.saturating_add(self.settings.lease_ttl);
+        Lease { token: Uuid::new_v4(), now, expires_at }
+    }
+
+    /// Leases what is due, oldest first.
+    pub async fn lease_due(&self, limit: u32) -> Result<Leased, StoreError> {
+        let lease = self.new_lease();
+        Ok(Leased { lease, followed: self.store.lease_due(&lease, limit).await? })
+    }
+
+    /// Leases one page of all that is open.
+    pub async fn lease_page(
+        &self,
+        after: Option<&crate::domain::PaymentId>,
+        limit: u32,
+    ) -> Result<Leased, StoreError> {
+        let lease = self.new_lease();
+        Ok(Leased { lease, followed: self.store.lease_page(&lease, after, limit).await? })
+    }
+
+    /// Reads the chains about the batch and judges each payment. Never fails: what could not be read is
+    /// inconclusive. Touches no database (I8).
+    pub async fn read(&self, leased: Leased) -> Read {
+        let Leased { lease, followed } = leased;
+        let mut read = Read { lease, unchanged: Vec::new(), to_resolve: Vec::new() };
+        let mut unreadable = Vec::new();
+        let mut by_chain: BTreeMap<ChainId, Vec<(Followed, Payment)>> = BTreeMap::new();
+        for one in followed {
+            match self.unreadable(&one) {
+                Some(judged) => unreadable.push(judged),
+                None => {
+                    if let Ok(payment) = one.payment.clone() {
+                        by_chain.entry(payment.chain_id).or_default().push((one, payment));
+                    }
+                }
+            }
+        }
+        self.count(&unreadable);
+        read.to_resolve.push((self.default_policy.clone(), unreadable));
+
+        // Chains are read side by side: a slow one costs the others nothing.
+        let mut readers = tokio::task::JoinSet::new();
+        let budget = self.settings.lease_ttl.mul_f64(READ_SHARE_OF_LEASE);
+        for (chain_id, group) in by_chain {
+            let Some(watched) = self.chains.get(&chain_id).cloned() else { continue };
+            let clock = Arc::clone(&self.clock);
+            readers.spawn(async move {
+                let judged = read_chain(&watched, &group, clock.as_ref(), budget).await;
+                (watched, group, judged)
+            });
+        }
+        while let Some(joined) = readers.join_next().await {
+            match joined {
+                Ok((watched, group, judged)) => {
+                    self.count(&judged);
+                    let (changes, unchanged): (Vec<_>, Vec<_>) =
+                        judged.into_iter().zip(group).partition(|(judged, (followed, payment))| {
+                            needs_resolving(judged, followed, payment, &watched.policy)
+                        });
+                    read.unchanged.extend(unchanged.into_iter().map(|(judged, _)| judged));
+                    let changes = changes.into_iter().map(|(judged, _)| judged).collect();
+                    read.to_resolve.push((watched.policy.clone(), changes));
+                }
+                // The watches keep their lease until it runs out, and are checked again then.
+                Err(panic) => {
+                    self.metrics.task_panics.with_label_values(&["chain_read"]).inc();
+                    tracing::error!(%panic, "reading a chain panicked; its payments are checked again when their lease runs out");
+                }
+            }
+        }
+        read.to_resolve.retain(|(_, batch)| !batch.is_empty());
+        read
+    }
+
+    /// Writes a batch down. Returns what became of every payment whose verdict was resolved.
+    pub async fn write(&self, read: Read) -> Result<Vec<Applied>, StoreError> {
+        let Read { lease, unchanged, to_resolve } = read;
+        if !unchanged.is_empty() {
+            self.store.reschedule(&lease, &unchanged).await?;
+        }
+        let mut all = Vec::new();
+        for (policy, batch) in to_resolve {
+            let settled_at: BTreeMap<_, _> = batch
+                .iter()
+                .filter_map(|judged| match &judged.verdict {
+                    Verdict::Settled(s) => Some((judged.payment_id.clone(), s.transfer.block.time)),
+                    _ => None,
+                })
+                .collect();
+            for chunk in chunks(batch, APPLY_BATCH_MAX) {
+                let now = self.clock.now();
+                let applied = self.store.apply(&lease, chunk, &policy, now).await?;
+                for one in &applied {
+                    self.record(one, settled_at.get(&one.payment_id).copied(), now);
+                }
+                all.extend(applied);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Reads and writes one leased batch. When a stop was requested and its patience is over, the batch
+    /// is given back instead; only reading the chain is ever broken off, never the database's work.
+    pub async fn finish(&self, leased: Leased, stop: &Stop) -> Result<Vec<Applied>, StoreError> {
+        if leased.followed.is_empty() {
+            return Ok(Vec::new());
+        }
+        let lease = leased.lease;
+        let read = tokio::select! {
+            read = self.read(leased) => Some(read),
+            () = stop.patience_over() => None,
+        };
+        match read {
+            Some(read) => self.write(read).await,
+            None => {
+                let released = self.store.release(&lease).await?;
+                tracing::info!(released, "stopping: payments not yet checked were given back");
+                Ok(Vec::new())
+            }
+        }
+    }
+
+    /// A verdict without reading the chain, for what cannot be asked about (I11).
+    fn unreadable(&self, followed: &Followed) -> Option<Judged> {
+        let (reason, problem) = match &followed.payment {
+            Err(malformed) => (Inconclusive::MalformedPayment, malformed.to_string()),
+            Ok(payment) if payment.method != Method::Eip3009 => (
+                Inconclusive::UnsupportedMethod,
+                format!("{payment}: method {} cannot be read by this version", payment.method),
+            ),
+            Ok(payment) if !self.chains.contains_key(&payment.chain_id) => (
+                Inconclusive::ChainNotConfigured,
+                format!(
+                    "{payment}: chain {} is not configured; add it under [[chains]]",
+                    payment.chain_id
+                ),
+            ),
+            Ok(_) => return None,
+        };
+        let now = self.clock.now();
+        Some(Judged {
+            payment_id: followed.watch.payment_id.clone(),
+            checked_at: now,
+            evidence: Evidence::default(),
+            verdict: Verdict::Inconclusive(reason),
+            problem: Some(problem),
+            due: DueTimes {
+                open: NextCheck { phase: Phase::Reconcile, at: None },
+                late: None,
+                finality: now,
+                reopened: now,
+            },
+        })
+    }
+
+    fn count(&self, judged: &[Judged]) {
+        for one in judged {
+            self.metrics.checks.with_label_values(&[one.verdict.kind()]).inc();
+        }
+    }
+
+    fn record(
+        &self,
+        applied: &Applied,
+        block_time: Option<crate::domain::BlockTime>,
+        now: Timestamp,
+    ) {
+        let payment = applied.payment_id.as_str();
+        match &applied.result {
+            Ok(resolved) if resolved.recorded => {
+                let outcome = resolved.outcome.code();
+                self.metrics.resolutions.with_label_values(&[outcome]).inc();
+                if let (Some(time), Outcome::Paid | Outcome::Reinstated | Outcome::RefundOwed) =
+                    (block_time, resolved.outcome)
+                {
+                    let delay = now.since(Timestamp::from(time));
+                    self.metrics.detection_delay.observe(delay.as_secs_f64());
+                }
+                let refund = resolved.refund.map(|reason| reason.code());
+                tracing::info!(payment, outcome, refund, phase = %resolved.phase, "payment resolved");
+            }
+            Ok(resolved) if resolved.outcome == Outcome::Flagged => {
+                tracing::warn!(
+                    payment,
+                    "payment flagged: only a person can decide; see `reconciled explain`"
+                );
+            }
+            Ok(_) => {}
+            Err(ApplyFailure::LeaseLost) => {
+                self.metrics.apply_failures.with_label_values(&["lease_lost"]).inc();
+                tracing::debug!(payment, "the lease ran out; somebody else checks this payment");
+            }
+            Err(ApplyFailure::Refused(problem)) => {
+                self.metrics.apply_failures.with_label_values(&["refused"]).inc();
+                tracing::error!(
+                    payment,
+                    problem,
+                    "the resolution could not be written; nothing of it was, and the next check tries again"
+                );
+            }
+        }
+    }
+}
+
+/// The most payments resolved in one transaction.
+const APPLY_BATCH_MAX: usize = 200;
+
+fn chunks<T>(mut items: Vec<T>, size: usize) -> Vec<Vec<T>> {
+    let mut out = Vec::with_capacity(items.len().div_ceil(size));
+    while items.len() > size {
+        let rest = items.split_off(size);
+        out.push(std::mem::replace(&mut items, rest));
+    }
+    if !items.is_empty() {
+        out.push(items);
+    }
+    out
+}
+
+/// Reads one chain and judges. A first read asks one endpoint; before a negative may end a payment, all
+/// are asked (DESIGN section 6, trust in endpoints).
+async fn read_chain(
+    watched: &WatchedChain,
+    group: &[(Followed, Payment)],
+    clock: &dyn Clock,
+    budget: Duration,
+) -> Vec<Judged> {
+    let policy = &watched.policy;
+    let payments: Vec<Payment> = group.iter().map(|(_, payment)| payment.clone()).collect();
+    let breadth = if policy.positive_quorum > 1 { Breadth::All } else { Breadth::FirstAnswer };
+    let started = tokio::time::Instant::now();
+    let mut evidence = read_within(watched, &payments, breadth, clock, budget).await;
+    let mut verdicts: Vec<Verdict> =
+        payments.iter().zip(&evidence).map(|(p, e)| judge(p, e, policy)).collect();
+
+    if breadth == Breadth::FirstAnswer && watched.chain.settings().endpoints.len() > 1 {
+        let ending: Vec<usize> = (0..payments.len())
+            .filter(|i| may_end_badly(&verdicts[*i], &payments[*i], policy))
+            .collect();
+        if !ending.is_empty() {
+            let asked: Vec<Payment> = ending.iter().map(|i| payments[*i].clone()).collect();
+            let left = budget.saturating_sub(started.elapsed());
+            let wider = read_within(watched, &asked, Breadth::All, clock, left).await;
+            for (i, wide) in ending.into_iter().zip(wider) {
+                verdicts[i] = judge(&payments[i], &wide, policy);
+                evidence[i] = wide;
+            }
+        }
+    }
+
+    let now = clock.now();
+    group
+        .iter()
+        .zip(evidence.into_iter().zip(verdicts))
+        .map(|((followed, payment), (evidence, verdict))| Judged {
+            payment_id: payment.id.clone(),
+            checked_at: now,
+            due: due_times(
+                &watched.schedule,
+                followed.watch.opened_at,
+                payment,
+                &verdict,
+                policy,
+                &watched.timing,
+                now,
+            ),
+            evidence,
+            verdict,
+            problem: None,
+        })
+        .collect()
+}
+
+/// Reads within a budget of time: when it is used up, nothing was shown, and nothing is concluded (I2).
+async fn read_within(
+    watched: &WatchedChain,
+    payments: &[Payment],
+    breadth: Breadth,
+    clock: &dyn Clock,
+    budget: Duration,
+) -> Vec<Evidence> {
+    match tokio::time::timeout(budget, watched.chain.read(payments, breadth, clock.now())).await {
+        Ok(evidence) => evidence,
+        Err(_) => {
+            let chain = watched.chain.settings().chain_id;
+            tracing::warn!(%chain, payments = payments.len(), "reading the chain took longer than a lease allows");
+            payments.iter().map(|_| Evidence::default()).collect()
+        }
+    }
+}
+
+/// Whether this verdict may fail a payment, or wait on a reorg: then one endpoint's word is not enough.
+fn may_end_badly(verdict: &Verdict, payment: &Payment, policy: &Policy) -> bool {
+    match verdict {
+        Verdict::Unsettleable { .. } => true,
+        Verdict::Inconclusive(Inconclusive::QuorumNotMet) => true,
+        Verdict::Pending { as_of, .. } => {
+            as_of.time.reached(policy.deadline(payment)) || !payment.status.is_open()
+        }
+        Verdict::Settled(_) | Verdict::Inconclusive(_) => false,
+    }
+}
+
+/// Whether the verdict could change anything but its watch. When in doubt it is resolved, on fresh rows.
+fn needs_resolving(
+    judged: &Judged,
+    followed: &Followed,
+    payment: &Payment,
+    policy: &Policy,
+) -> bool {
+    match &judged.verdict {
+        Verdict::Settled(_) | Verdict::Unsettleable { .. } => true,
+        Verdict::Pending { .. } | Verdict::Inconclusive(_) => {
+            let earlier = followed.watch.last_verdict.as_deref();
+            let was_unreadable = [
+                Inconclusive::MalformedPayment,
+                Inconclusive::ChainNotConfigured,
+                Inconclusive::UnsupportedMethod,
+            ]
+            .iter()
+            .any(|reason| earlier == Some(&format!("inconclusive:{}", reason.code())));
+            // A recorded transfer that cannot be seen any more may be a reorg.
+            let was_settled = earlier.is_some_and(|verdict| verdict.starts_with("settled"));
+            was_unreadable
+                || was_settled
+                || !payment.status.is_open()
+                || !matches!(followed.watch.phase, Phase::Targeted | Phase::Reconcile)
+                || judged.verdict.is_past(policy.deadline(payment), judged.checked_at)
+        }
+    }
+}

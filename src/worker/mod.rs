@@ -1,0 +1,20 @@
+//! The loops: discovery finds payments to follow, the targeted checks read those that are due, the full
+//! reconcile reads all that are open, and maintenance prunes. One [`driver`] runs them all.
+//!
+//! A task is an idempotent function without input: a hint may wake it, never steer it, so that the path
+//! after a restart is the only path. Nothing here decides about a payment (that is the domain's), and no
+//! task retries inside itself: its next activation is the retry.
+
+mod check;
+mod discovery;
+pub mod driver;
+mod maintenance;
+mod reconcile;
+mod targeted;
+
+pub use check::{Checker, CheckerSettings, Leased, Read, WatchedChain};
+pub use discovery::Discovery;
+pub use driver::{Activation, Driver, Stop, Task, TaskState};
+pub use maintenance::Maintenance;
+pub use reconcile::Reconcile;
+pub use targeted::Targeted;
