@@ -11,9 +11,12 @@
 //! ```
 
 pub mod chain;
+pub mod cli;
 pub mod clock;
+pub mod commands;
 pub mod config;
 pub mod domain;
+pub mod http;
 pub mod schedule;
 pub mod sim;
 pub mod store;

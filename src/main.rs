@@ -1,3 +1,40 @@
-//! The command line.
+//! Parses, sets up, dispatches, and turns the ending into an exit code.
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::Parser;
+use reconciled::cli::{Cli, Command};
+use reconciled::commands::{self, Ending};
+use reconciled::telemetry::error_chain;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: the runtime could not be started: {error}");
+            return ExitCode::from(1);
+        }
+    };
+    match runtime.block_on(dispatch(cli.command)) {
+        Ok(ending) => ending.into(),
+        Err(error) => {
+            eprintln!("error: {}", error_chain(error.as_ref()));
+            commands::exit_code_of(&error)
+        }
+    }
+}
+
+async fn dispatch(command: Command) -> anyhow::Result<Ending> {
+    match command {
+        Command::Run(config) => commands::run::run(&config).await,
+        Command::Migrate(config) => commands::migrate::migrate(&config).await,
+        Command::Explain { id, json, config } => {
+            commands::explain::explain(&config, &id, json).await
+        }
+        Command::Recheck { ids, json, config } => {
+            commands::recheck::recheck(&config, &ids, json).await
+        }
+        Command::Demo { .. } | Command::Drill(_) => Ok(Ending::Wrong),
+    }
+}

@@ -1,0 +1,94 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Finds out what happened to payments whose settlement outcome nobody knows.
+///
+/// Exit codes: 0 good, 1 something is wrong that the command was asked to find or do, 2 usage or
+/// configuration.
+#[derive(Debug, Parser)]
+#[command(version, propagate_version = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The configuration file.
+#[derive(Debug, Args)]
+pub struct ConfigArgs {
+    /// The configuration file.
+    #[arg(long, env = "RECONCILED_CONFIG", default_value = "reconciled.toml", value_name = "FILE")]
+    pub config: PathBuf,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Follow payments, read the chain and write down the truth, until told to stop.
+    Run(ConfigArgs),
+    /// Create or upgrade the tables.
+    Migrate(ConfigArgs),
+    /// Tell the story of one payment, or of every payment of an order.
+    Explain {
+        /// The id of a payment or an order.
+        id: String,
+        /// JSON instead of text.
+        #[arg(long)]
+        json: bool,
+        /// The configuration.
+        #[command(flatten)]
+        config: ConfigArgs,
+    },
+    /// Have payments checked now, whatever their schedule says.
+    Recheck {
+        /// Ids of payments.
+        #[arg(required = true, num_args = 1..=RECHECK_MAX)]
+        ids: Vec<String>,
+        /// JSON instead of text.
+        #[arg(long)]
+        json: bool,
+        /// The configuration.
+        #[command(flatten)]
+        config: ConfigArgs,
+    },
+    /// Show the main job on a simulated chain: payments with different fates, each resolved and explained.
+    Demo {
+        /// Keep the database and print where it is.
+        #[arg(long)]
+        keep: bool,
+    },
+    /// Run a folder of seeded cases and say which ended right.
+    Drill(DrillArgs),
+}
+
+/// The most payments one `recheck` takes.
+const RECHECK_MAX: usize = 1_000;
+
+/// Which cases to run, and where.
+#[derive(Debug, Args)]
+pub struct DrillArgs {
+    /// Case files, or folders of them.
+    #[arg(default_value = "tests/cases", value_name = "PATH")]
+    pub cases: Vec<PathBuf>,
+    /// The kind of database.
+    #[arg(long, value_enum, default_value = "sqlite")]
+    pub store: DrillStore,
+    /// A PostgreSQL server on which databases may be created and dropped, for `--store postgres`.
+    #[arg(long, env = "RECONCILED_DRILL_POSTGRES", value_name = "URL", hide_env_values = true)]
+    pub postgres: Option<String>,
+    /// JSON instead of text.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The kind of database to run cases on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DrillStore {
+    /// A temporary file.
+    Sqlite,
+    /// A temporary database on the server given.
+    Postgres,
+}

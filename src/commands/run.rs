@@ -1,0 +1,204 @@
+//! `reconciled run`: the daemon.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Mutex, Notify};
+use tokio_cron_scheduler::{Job, JobScheduler};
+
+use super::Ending;
+use crate::chain::Chain;
+use crate::cli::ConfigArgs;
+use crate::clock::{Clock, SystemClock};
+use crate::config::{Config, ConfigError, ConfiguredChain};
+use crate::domain::ChainId;
+use crate::http::{Pages, serve};
+use crate::store::{DatabaseUrl, Store, StoreError, connect};
+use crate::telemetry::{Metrics, error_chain, init_logging, rpc_observer};
+use crate::worker::{
+    Checker, CheckerSettings, Discovery, Driver, Maintenance, Reconcile, Stop, Targeted,
+    WatchedChain,
+};
+
+/// The share of the grace period that reading may go on for; the rest is for giving leases back.
+const PATIENCE_SHARE_OF_GRACE: f64 = 0.5;
+/// How often old checks are pruned.
+const MAINTENANCE_EVERY: Duration = Duration::from_secs(600);
+/// The period of a task that only its ticker wakes.
+const TICKED: Duration = Duration::from_secs(24 * 3_600);
+/// The waits between attempts to reach the database at the start.
+const CONNECT_RETRY: Duration = Duration::from_secs(2);
+
+/// Runs until SIGTERM or SIGINT.
+pub async fn run(args: &ConfigArgs) -> anyhow::Result<Ending> {
+    let config = Config::load(&args.config)?;
+    init_logging(config.log.format, &config.log.filter)?;
+    config.validate_limits()?;
+    let url = config.database_url()?;
+    let policy = config.policy()?;
+    let chains = config.chains(|name| std::env::var(name).ok())?;
+    let metrics = Metrics::new()?;
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let grace = config.shutdown.grace.0;
+    let (stopper, stop) = Stop::new(grace.mul_f64(PATIENCE_SHARE_OF_GRACE));
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+
+    let listener = TcpListener::bind(config.http.listen).await.with_context(|| {
+        format!(
+            "http.listen {} cannot be listened on; is another replica running?",
+            config.http.listen
+        )
+    })?;
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("stopping: what is leased is finished or given back");
+        stopper.stop();
+    });
+
+    let Some(store) = open_when_reachable(&url, &config, &stop).await? else {
+        return Ok(Ending::Good);
+    };
+    let mut watched = BTreeMap::new();
+    for chain in chains {
+        let (id, chain) = watch_chain(chain, &metrics)?;
+        watched.insert(id, Arc::new(chain));
+    }
+    let checker = Arc::new(Checker::new(
+        Arc::clone(&store),
+        watched,
+        policy,
+        Arc::clone(&clock),
+        metrics.clone(),
+        CheckerSettings { lease_ttl: config.checks.lease_ttl.0 },
+    ));
+    let mut driver = Driver::new(Arc::clone(&clock), metrics.clone(), stop.clone());
+    let mut ticker = start_tasks(&config, &checker, &mut driver).await?;
+    let pages =
+        Arc::new(Pages { store, clock, metrics, tasks: driver.states(), scraping: Mutex::new(()) });
+    tracing::info!(listen = %config.http.listen, "running");
+    let server = tokio::spawn(serve(listener, pages, stop.clone()));
+
+    stop.requested().await;
+    let finished = tokio::time::timeout(grace, driver.finished()).await;
+    if finished.is_err() {
+        tracing::warn!(
+            "the grace period is over; what is still leased is taken up again when its lease runs out"
+        );
+    }
+    if let Err(error) = ticker.shutdown().await {
+        tracing::warn!(%error, "the ticker did not stop");
+    }
+    // The server stops by itself on the same request; an open connection must not hold up the end.
+    server.abort();
+    tracing::info!("stopped");
+    Ok(Ending::Good)
+}
+
+/// Connects and checks the tables, waiting for a database that cannot be reached. `None`: told to stop.
+async fn open_when_reachable(
+    url: &DatabaseUrl,
+    config: &Config,
+    stop: &Stop,
+) -> anyhow::Result<Option<Arc<dyn Store>>> {
+    while !stop.is_requested() {
+        let opened = match connect(url, config.database.connections_max).await {
+            Ok(store) => store.verify_schema().await.map(|optional| (store, optional)),
+            Err(error) => Err(error),
+        };
+        match opened {
+            Ok((store, optional)) => {
+                if !optional.stock {
+                    tracing::info!(
+                        "tables stock_reservations and stock are absent: stock is left alone"
+                    );
+                }
+                if !optional.identifiers {
+                    tracing::info!("table payment_identifiers is absent: retries are not answered");
+                }
+                return Ok(Some(store));
+            }
+            Err(error @ StoreError::Unreachable(_)) => {
+                tracing::error!(
+                    error = error_chain(&error),
+                    retry_in_secs = CONNECT_RETRY.as_secs(),
+                    "the database cannot be reached; check database.url and that the server is up"
+                );
+                tokio::select! {
+                    () = tokio::time::sleep(CONNECT_RETRY) => {}
+                    () = stop.requested() => {}
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(None)
+}
+
+/// One configured chain, ready to be read.
+pub fn watch_chain(
+    configured: ConfiguredChain,
+    metrics: &Metrics,
+) -> anyhow::Result<(ChainId, WatchedChain)> {
+    let ConfiguredChain { settings, schedule, timing, policy } = configured;
+    let id = settings.chain_id;
+    let chain = Chain::new(settings, rpc_observer(metrics))?;
+    Ok((id, WatchedChain { chain, schedule, timing, policy }))
+}
+
+/// Starts every task, and the ticker that wakes the full reconcile.
+async fn start_tasks(
+    config: &Config,
+    checker: &Arc<Checker>,
+    driver: &mut Driver,
+) -> anyhow::Result<JobScheduler> {
+    let due = Arc::new(Notify::new());
+    let every = config.discovery.every.0;
+    let discovery = Discovery {
+        store: Arc::clone(checker.store()),
+        clock: Arc::clone(checker.clock()),
+        stale_after: config.discovery.stale_after.0,
+        batch_max: config.discovery.batch_max,
+        wakes: Arc::clone(&due),
+    };
+    let targeted = Targeted { checker: Arc::clone(checker), batch_max: config.checks.batch_max };
+    let reconcile =
+        Reconcile { checker: Arc::clone(checker), page_size: config.reconcile.page_size };
+    let maintenance = Maintenance {
+        store: Arc::clone(checker.store()),
+        clock: Arc::clone(checker.clock()),
+        keep_for: config.checks.keep_for.0,
+    };
+    let tick = Arc::new(Notify::new());
+    let ticker = start_ticker(&config.reconcile.cron, Arc::clone(&tick)).await?;
+    driver.start(Arc::new(discovery), every, Arc::new(Notify::new()));
+    driver.start(Arc::new(targeted), every, due);
+    driver.start(Arc::new(reconcile), TICKED, tick);
+    driver.start(Arc::new(maintenance), MAINTENANCE_EVERY, Arc::new(Notify::new()));
+    Ok(ticker)
+}
+
+/// Signals `tick` on a cron schedule, in UTC. The scheduler guards against nothing, so it only signals.
+async fn start_ticker(cron: &str, tick: Arc<Notify>) -> anyhow::Result<JobScheduler> {
+    let job = Job::new_async(cron, move |_, _| {
+        let tick = Arc::clone(&tick);
+        Box::pin(async move { tick.notify_one() })
+    })
+    .map_err(|e| ConfigError::Value {
+        key: "reconcile.cron".to_owned(),
+        problem: format!(
+            "{cron:?} is not a cron expression with seconds, such as \"0 */10 * * * *\": {e}"
+        ),
+    })?;
+    let scheduler = JobScheduler::new().await?;
+    scheduler.add(job).await?;
+    scheduler.start().await?;
+    Ok(scheduler)
+}
