@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::Notify;
 use tokio_cron_scheduler::{Job, JobScheduler};
 
 use super::Ending;
@@ -63,6 +63,10 @@ pub async fn run(args: &ConfigArgs) -> anyhow::Result<Ending> {
         stopper.stop();
     });
 
+    let pages = Arc::new(Pages::new(Arc::clone(&clock), metrics.clone()));
+    let server = tokio::spawn(serve(listener, Arc::clone(&pages), stop.clone()));
+    tracing::info!(listen = %config.http.listen, "serving /metrics, /healthz and /readyz");
+
     let Some(store) = open_when_reachable(&url, &config, &stop).await? else {
         return Ok(Ending::Good);
     };
@@ -81,10 +85,8 @@ pub async fn run(args: &ConfigArgs) -> anyhow::Result<Ending> {
     ));
     let mut driver = Driver::new(Arc::clone(&clock), metrics.clone(), stop.clone());
     let mut ticker = start_tasks(&config, &checker, &mut driver).await?;
-    let pages =
-        Arc::new(Pages { store, clock, metrics, tasks: driver.states(), scraping: Mutex::new(()) });
-    tracing::info!(listen = %config.http.listen, "running");
-    let server = tokio::spawn(serve(listener, pages, stop.clone()));
+    pages.set_working(store, driver.states());
+    tracing::info!("running");
 
     stop.requested().await;
     let finished = tokio::time::timeout(grace, driver.finished()).await;
