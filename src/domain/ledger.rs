@@ -10,9 +10,10 @@ use serde::Serialize;
 
 use super::resolution::unreadable;
 use super::{
-    IdentifierStatus, Judged, MalformedPayment, Order, OrderId, Payment, PaymentId, PaymentStatus,
-    Policy, RefundChange, RefundStatus, Reservation, ReservationStatus, Resolution, Settlement,
-    Sibling, Situation, Sku, StockChange, Timestamp, Transfer, TransferChange, Verdict, resolve,
+    IdentifierStatus, Judged, MalformedPayment, Order, OrderId, OrderStatus, Payment, PaymentId,
+    PaymentStatus, Policy, RefundChange, RefundStatus, Reservation, ReservationStatus, Resolution,
+    Settlement, Sibling, Situation, Sku, StockChange, Timestamp, Transfer, TransferChange, Verdict,
+    resolve,
 };
 
 /// A transfer that was recorded as a payment's.
@@ -67,7 +68,7 @@ impl Ledger {
         mut batch: Vec<Judged>,
         policy: &Policy,
         now: Timestamp,
-    ) -> Vec<(Judged, Resolution)> {
+    ) -> Vec<Decided> {
         batch.sort_by_key(|judged| match &judged.verdict {
             Verdict::Settled(s) => (0, s.transfer.block.number, s.transfer.log_index),
             _ => (1, 0, 0),
@@ -79,10 +80,29 @@ impl Ledger {
                     Some(situation) => resolve(&judged, &situation, policy, now),
                     None => unreadable(&judged),
                 };
-                self.commit(&judged.payment_id, &resolution);
-                (judged, resolution)
+                let decided = self.decided(judged, resolution);
+                self.commit(&decided.judged.payment_id, &decided.resolution);
+                decided
             })
             .collect()
+    }
+
+    /// The resolution beside what the rows held before it: what a store needs to write it.
+    fn decided(&self, judged: Judged, resolution: Resolution) -> Decided {
+        let payment = self.payments.get(&judged.payment_id);
+        let order_id = payment.map(|p| p.order_id.clone());
+        Decided {
+            payment_was: payment.map(|p| p.status),
+            order_was: order_id.as_ref().and_then(|id| self.orders.get(id)).map(|o| o.status),
+            reservations: order_id
+                .as_ref()
+                .map(|id| self.reservation_changes(id, resolution.stock))
+                .unwrap_or_default(),
+            identifiers: self.identifier_changes(&judged.payment_id, &resolution),
+            order_id,
+            judged,
+            resolution,
+        }
     }
 
     /// The rows around one payment; `None` when its own row makes no sense.
@@ -155,19 +175,17 @@ impl Ledger {
             order.status = change.status;
             order.paid_by.clone_from(&change.paid_by);
         }
-        for (reservation, change) in self.reservation_changes(&order_id, resolution.stock) {
+        for change in self.reservation_changes(&order_id, resolution.stock) {
             if let Some(quantity) = self.stock.get_mut(&change.sku) {
                 *quantity = quantity.saturating_add(change.shelf);
             }
-            if let Some(reservation) = self.reservations.get_mut(&reservation) {
+            if let Some(reservation) = self.reservations.get_mut(&change.id) {
                 reservation.status = change.status;
             }
         }
-        for id in self.identifier_changes(payment_id, resolution) {
-            if let (Some(identifier), Some(status)) =
-                (self.identifiers.get_mut(&id), resolution.identifiers)
-            {
-                identifier.status = status;
+        for change in self.identifier_changes(payment_id, resolution) {
+            if let Some(identifier) = self.identifiers.get_mut(&change.id) {
+                identifier.status = change.status;
             }
         }
         match resolution.transfer {
@@ -190,12 +208,12 @@ impl Ledger {
         }
     }
 
-    /// What `change` does to each of the order's reservations, by the reservation's id.
-    pub fn reservation_changes(
+    /// What `change` does to each of the order's reservations, as they stand now.
+    fn reservation_changes(
         &self,
         order_id: &OrderId,
         change: StockChange,
-    ) -> Vec<(String, ReservationChange)> {
+    ) -> Vec<ReservationChange> {
         let (from, status, direction) = match change {
             StockChange::Keep => return Vec::new(),
             StockChange::Commit => (ReservationStatus::Held, ReservationStatus::Committed, 0),
@@ -214,39 +232,76 @@ impl Ledger {
                     ReservationStatus::Held if also_held => 0,
                     _ => return None,
                 };
-                Some((r.id.clone(), ReservationChange { status, sku: r.sku.clone(), shelf }))
+                Some(ReservationChange {
+                    id: r.id.clone(),
+                    was: r.status,
+                    status,
+                    sku: r.sku.clone(),
+                    shelf,
+                })
             })
             .collect()
     }
 
-    /// The ids of the payment's identifiers that `resolution` changes: those in flight; those settled,
-    /// when a reorg puts them back in flight; those failed, when the payment settled after all.
-    pub fn identifier_changes(
+    /// What `resolution` does to the payment's identifiers, as they stand now: to those in flight; those
+    /// settled, when a reorg puts them back in flight; those failed, when the payment settled after all.
+    fn identifier_changes(
         &self,
         payment_id: &PaymentId,
         resolution: &Resolution,
-    ) -> Vec<String> {
-        let from: &[IdentifierStatus] = match resolution.identifiers {
-            None => return Vec::new(),
-            Some(IdentifierStatus::InFlight) => &[IdentifierStatus::Settled],
-            Some(IdentifierStatus::Settled) => {
-                &[IdentifierStatus::InFlight, IdentifierStatus::Failed]
-            }
-            Some(IdentifierStatus::Failed | IdentifierStatus::Completed) => {
-                &[IdentifierStatus::InFlight]
-            }
+    ) -> Vec<IdentifierChange> {
+        let Some(status) = resolution.identifiers else { return Vec::new() };
+        let from: &[IdentifierStatus] = match status {
+            IdentifierStatus::InFlight => &[IdentifierStatus::Settled],
+            IdentifierStatus::Settled => &[IdentifierStatus::InFlight, IdentifierStatus::Failed],
+            IdentifierStatus::Failed | IdentifierStatus::Completed => &[IdentifierStatus::InFlight],
         };
         self.identifiers
             .values()
             .filter(|i| i.payment_id == *payment_id && from.contains(&i.status))
-            .map(|i| i.id.clone())
+            .map(|i| IdentifierChange { id: i.id.clone(), was: i.status, status })
             .collect()
     }
+}
+
+/// One payment's resolution, and all that a store needs to write it: which rows it changes and what they
+/// must still hold.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Decided {
+    /// What it was decided on.
+    pub judged: Judged,
+    /// What changes.
+    pub resolution: Resolution,
+    /// The payment's order; `None` when the payment's row makes no sense.
+    pub order_id: Option<OrderId>,
+    /// The payment's status before.
+    pub payment_was: Option<PaymentStatus>,
+    /// The order's status before; `None` when its row is missing or makes no sense.
+    pub order_was: Option<OrderStatus>,
+    /// The order's reservations that change.
+    pub reservations: Vec<ReservationChange>,
+    /// The payment's identifiers that change.
+    pub identifiers: Vec<IdentifierChange>,
+}
+
+/// What becomes of one identifier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IdentifierChange {
+    /// The key.
+    pub id: String,
+    /// Its status before.
+    pub was: IdentifierStatus,
+    /// Its new status.
+    pub status: IdentifierStatus,
 }
 
 /// What becomes of one reservation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReservationChange {
+    /// The gateway's id of the reservation.
+    pub id: String,
+    /// Its status before.
+    pub was: ReservationStatus,
     /// Its new status.
     pub status: ReservationStatus,
     /// What it sets aside.

@@ -23,7 +23,9 @@ pub use evidence::{
 };
 pub use flag::{Flag, FlagKind};
 pub use ids::{Amount, ChainId, OrderId, PaymentId, Sku};
-pub use ledger::{Identifier, Ledger, RecordedTransfer, ReservationChange};
+pub use ledger::{
+    Decided, Identifier, IdentifierChange, Ledger, RecordedTransfer, ReservationChange,
+};
 pub use order::{IdentifierStatus, Order, OrderKind, OrderStatus, Reservation, ReservationStatus};
 pub use payment::{MalformedPayment, Method, Payment, PaymentStatus, Rail, RawPayment, Sibling};
 pub use policy::{LatePolicy, PaidAfter, Policy};
