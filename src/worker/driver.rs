@@ -196,3 +196,6 @@ impl Runner {
         pause
     }
 }
+
+#[cfg(test)]
+mod tests;
