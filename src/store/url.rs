@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::sqlite::SqliteStore;
 use super::{Store, StoreError};
 
 /// Where the database is. Never shown: it may hold a password.
@@ -40,9 +41,8 @@ pub async fn connect(
     url: &DatabaseUrl,
     connections_max: u32,
 ) -> Result<Arc<dyn Store>, StoreError> {
-    let _ = connections_max;
     match url {
         DatabaseUrl::Postgres(_) => Err(StoreError::Url("postgres".to_owned())),
-        DatabaseUrl::Sqlite(_) => Err(StoreError::Url("sqlite".to_owned())),
+        DatabaseUrl::Sqlite(url) => Ok(Arc::new(SqliteStore::connect(url, connections_max).await?)),
     }
 }
