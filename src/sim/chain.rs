@@ -1,0 +1,474 @@
+//! The simulated chain's state: blocks by virtual time, one EIP-3009 token, and reorgs.
+//!
+//! A block without transactions takes no memory: its number, hash and time follow from arithmetic, so two
+//! days of 2 s blocks cost nothing. What a reorg removes is kept under its old branch, because an endpoint
+//! that lags still shows it. Signatures and balances are not checked: whoever calls decides what the chain
+//! did. No I/O and no clock.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Duration;
+
+use alloy_primitives::{Address, B256, Bloom, U256, address, keccak256};
+use alloy_sol_types::SolEvent;
+
+use super::abi;
+use crate::chain::MULTICALL3;
+use crate::domain::{Amount, BlockRef, BlockTime, ChainId, Timestamp};
+
+/// Who sends every transaction: the facilitator. The daemon never looks at it.
+pub const FACILITATOR: Address = address!("0x00000000000000000000000000000000000000fa");
+
+/// The chain as it is set up.
+#[derive(Debug, Clone)]
+pub struct SimSettings {
+    /// The chain's id.
+    pub chain_id: ChainId,
+    /// The time of block 0.
+    pub genesis: Timestamp,
+    /// From one block to the next; at least a millisecond.
+    pub block_time: Duration,
+    /// How old a block is when it becomes final.
+    pub finalized_lag: Duration,
+    /// How old a block is when it becomes safe.
+    pub safe_lag: Duration,
+    /// The token contract.
+    pub token: Address,
+}
+
+impl SimSettings {
+    /// A chain with `safe` half as far behind as `finalized`.
+    pub fn new(
+        chain_id: ChainId,
+        genesis: Timestamp,
+        block_time: Duration,
+        finalized_lag: Duration,
+        token: Address,
+    ) -> Self {
+        Self { chain_id, genesis, block_time, finalized_lag, safe_lag: finalized_lag / 2, token }
+    }
+}
+
+/// One transfer with authorization, as the token executed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Authorized {
+    /// Who signed.
+    pub payer: Address,
+    /// Who is paid.
+    pub to: Address,
+    /// How much.
+    pub value: Amount,
+    /// The authorization's nonce.
+    pub nonce: B256,
+}
+
+/// Where a transaction went, or will go once the chain's time gets there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Included {
+    /// The block's number.
+    pub number: u64,
+    /// The block's time.
+    pub time: BlockTime,
+    /// The transaction.
+    pub tx_hash: B256,
+}
+
+/// What the chain refuses.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SimError {
+    /// The token accepts a (payer, nonce) once.
+    #[error("authorization {nonce} of {payer} is used or canceled on this branch")]
+    NonceUsed {
+        /// Who signed.
+        payer: Address,
+        /// The authorization's nonce.
+        nonce: B256,
+    },
+    /// Finalized blocks stay.
+    #[error(
+        "a reorg of {depth} blocks from head {head} would replace block {finalized}, which is final"
+    )]
+    ReorgTooDeep {
+        /// Blocks to replace.
+        depth: u64,
+        /// The head's number.
+        head: u64,
+        /// The finalized block's number.
+        finalized: u64,
+    },
+}
+
+/// An event of the token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenEvent {
+    /// `AuthorizationUsed`.
+    Used(Address, B256),
+    /// `AuthorizationCanceled`.
+    Canceled(Address, B256),
+    /// `Transfer`.
+    Transfer(Address, Address, Amount),
+}
+
+impl TokenEvent {
+    /// The log's topics, the signature first.
+    pub fn topics(&self) -> Vec<B256> {
+        match *self {
+            Self::Used(payer, nonce) => {
+                vec![abi::AuthorizationUsed::SIGNATURE_HASH, payer.into_word(), nonce]
+            }
+            Self::Canceled(payer, nonce) => {
+                vec![abi::AuthorizationCanceled::SIGNATURE_HASH, payer.into_word(), nonce]
+            }
+            Self::Transfer(from, to, _) => {
+                vec![abi::Transfer::SIGNATURE_HASH, from.into_word(), to.into_word()]
+            }
+        }
+    }
+
+    /// The log's data.
+    pub fn data(&self) -> Vec<u8> {
+        match self {
+            Self::Used(..) | Self::Canceled(..) => Vec::new(),
+            Self::Transfer(_, _, value) => value.get().to_be_bytes::<32>().to_vec(),
+        }
+    }
+}
+
+/// A mined transaction.
+#[derive(Debug, Clone)]
+pub struct Transaction {
+    /// Its hash.
+    pub hash: B256,
+    /// The contract called.
+    pub to: Address,
+    /// Whether it succeeded.
+    pub succeeded: bool,
+    /// What it emitted, in order.
+    pub events: Vec<TokenEvent>,
+}
+
+/// What a block that is not empty holds.
+#[derive(Debug, Clone)]
+pub struct Contents {
+    branch: u32,
+    /// The transactions, in order.
+    pub transactions: Vec<Transaction>,
+    /// The bloom filter of their logs.
+    pub bloom: Bloom,
+}
+
+/// The blocks from `from` on, until the next branch takes over.
+#[derive(Debug, Clone, Copy)]
+struct Branch {
+    from: u64,
+    id: u32,
+}
+
+/// The chain as it is, or was, seen at one moment: which branch is canonical, and how far it goes.
+#[derive(Debug, Clone)]
+pub struct View {
+    chain_id: ChainId,
+    branches: Vec<Branch>,
+    now: Timestamp,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    number: u64,
+    branch: u32,
+    index: usize,
+}
+
+/// The whole state of a simulated chain.
+#[derive(Debug)]
+pub struct ChainState {
+    settings: SimSettings,
+    view: View,
+    branches_made: u32,
+    transactions_made: u64,
+    blocks: BTreeMap<u64, Vec<Contents>>,
+    transactions: HashMap<B256, Place>,
+    nonces: HashMap<(Address, B256), Vec<(u64, u32)>>,
+    /// Transactions of blocks that do not exist yet.
+    scheduled: BTreeMap<u64, Vec<Transaction>>,
+    scheduled_nonces: HashSet<(Address, B256)>,
+}
+
+impl ChainState {
+    /// A chain with nothing but its genesis block.
+    pub fn new(settings: SimSettings) -> Self {
+        let view = View {
+            chain_id: settings.chain_id,
+            branches: vec![Branch { from: 0, id: 0 }],
+            now: settings.genesis,
+        };
+        Self {
+            settings,
+            view,
+            branches_made: 1,
+            transactions_made: 0,
+            blocks: BTreeMap::new(),
+            transactions: HashMap::new(),
+            nonces: HashMap::new(),
+            scheduled: BTreeMap::new(),
+            scheduled_nonces: HashSet::new(),
+        }
+    }
+
+    /// How the chain was set up.
+    pub fn settings(&self) -> &SimSettings {
+        &self.settings
+    }
+
+    /// The chain as it is now.
+    pub fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// Makes every block up to `now` exist. Blocks stay: an earlier time changes nothing.
+    pub fn set_time(&mut self, now: Timestamp) {
+        self.view.now = self.view.now.max(now);
+        let later = self.scheduled.split_off(&(self.head(&self.view) + 1));
+        for (number, transactions) in std::mem::replace(&mut self.scheduled, later) {
+            self.mine(number, transactions);
+        }
+    }
+
+    fn mine(&mut self, number: u64, transactions: Vec<Transaction>) {
+        let branch = self.view.branch_at(number);
+        let mut bloom = Bloom::ZERO;
+        for (index, transaction) in transactions.iter().enumerate() {
+            self.transactions.insert(transaction.hash, Place { number, branch, index });
+            for event in &transaction.events {
+                bloom.accrue_raw_log(self.settings.token, &event.topics());
+                if let Some(key) = consumed(event) {
+                    self.scheduled_nonces.remove(&key);
+                    self.nonces.entry(key).or_default().push((number, branch));
+                }
+            }
+        }
+        self.blocks.entry(number).or_default().push(Contents { branch, transactions, bloom });
+    }
+
+    /// A transfer with authorization, in the block at `at`.
+    ///
+    /// That is the first block at or after `at`. A block that exists never changes, since a reader may
+    /// have seen it: what comes too late for it goes into the next one, as on any chain. So schedule
+    /// before [`Self::set_time`].
+    pub fn transfer(&mut self, at: Timestamp, transfer: Authorized) -> Result<Included, SimError> {
+        self.include(at, self.settings.token, true, authorized_events(&transfer))
+    }
+
+    /// Several transfers with authorization in one transaction, through Multicall3.
+    pub fn batch(&mut self, at: Timestamp, transfers: &[Authorized]) -> Result<Included, SimError> {
+        let events = transfers.iter().flat_map(authorized_events).collect();
+        self.include(at, MULTICALL3, true, events)
+    }
+
+    /// The payer cancels an authorization.
+    pub fn cancel(
+        &mut self,
+        at: Timestamp,
+        payer: Address,
+        nonce: B256,
+    ) -> Result<Included, SimError> {
+        self.include(at, self.settings.token, true, vec![TokenEvent::Canceled(payer, nonce)])
+    }
+
+    /// A transaction that is mined and fails; it changes nothing.
+    pub fn revert(&mut self, at: Timestamp) -> Result<Included, SimError> {
+        self.include(at, self.settings.token, false, Vec::new())
+    }
+
+    /// A transfer that no authorization stands behind.
+    pub fn bare_transfer(
+        &mut self,
+        at: Timestamp,
+        from: Address,
+        to: Address,
+        value: Amount,
+    ) -> Result<Included, SimError> {
+        self.include(at, self.settings.token, true, vec![TokenEvent::Transfer(from, to, value)])
+    }
+
+    fn include(
+        &mut self,
+        at: Timestamp,
+        to: Address,
+        succeeded: bool,
+        events: Vec<TokenEvent>,
+    ) -> Result<Included, SimError> {
+        let mut fresh = HashSet::new();
+        for (payer, nonce) in events.iter().filter_map(consumed) {
+            if !fresh.insert((payer, nonce)) || self.nonce_taken(payer, nonce) {
+                return Err(SimError::NonceUsed { payer, nonce });
+            }
+        }
+        self.scheduled_nonces.extend(fresh);
+
+        let block_ms = self.block_ms();
+        let since_genesis = millis(at.since(self.settings.genesis));
+        let number = since_genesis.div_ceil(block_ms).max(self.head(&self.view) + 1);
+        self.transactions_made += 1;
+        let hash = transaction_hash(self.settings.chain_id, self.transactions_made);
+        let transaction = Transaction { hash, to, succeeded, events };
+        self.scheduled.entry(number).or_default().push(transaction);
+        Ok(Included { number, time: self.time_of(number), tx_hash: hash })
+    }
+
+    fn nonce_taken(&self, payer: Address, nonce: B256) -> bool {
+        self.scheduled_nonces.contains(&(payer, nonce))
+            || self.nonce_used(&self.view, payer, nonce, u64::MAX)
+    }
+
+    /// Replaces the newest `depth` blocks by empty ones: what they held is gone, and its nonces are unused
+    /// again. Transactions of blocks that do not exist yet stay.
+    pub fn reorg(&mut self, depth: u64) -> Result<(), SimError> {
+        let head = self.head(&self.view);
+        let finalized = self.finalized(&self.view);
+        if depth > head - finalized {
+            return Err(SimError::ReorgTooDeep { depth, head, finalized });
+        }
+        if depth == 0 {
+            return Ok(());
+        }
+        let from = head - depth + 1;
+        self.view.branches.retain(|branch| branch.from < from);
+        self.view.branches.push(Branch { from, id: self.branches_made });
+        self.branches_made += 1;
+        Ok(())
+    }
+
+    /// The number of the newest block.
+    pub fn head(&self, view: &View) -> u64 {
+        self.newest_at(view.now)
+    }
+
+    /// The number of the newest safe block.
+    pub fn safe(&self, view: &View) -> u64 {
+        self.newest_at(view.now.saturating_sub(self.settings.safe_lag))
+    }
+
+    /// The number of the newest final block.
+    pub fn finalized(&self, view: &View) -> u64 {
+        self.newest_at(view.now.saturating_sub(self.settings.finalized_lag))
+    }
+
+    /// The block with this number, if it exists.
+    pub fn block(&self, view: &View, number: u64) -> Option<BlockRef> {
+        (number <= self.head(view)).then(|| BlockRef {
+            number,
+            hash: view.hash_of(number),
+            time: self.time_of(number),
+        })
+    }
+
+    /// The number of the canonical block with this hash.
+    pub fn number_of(&self, view: &View, hash: B256) -> Option<u64> {
+        let number = U256::from_be_slice(&hash[24..]).to::<u64>();
+        (number <= self.head(view) && view.hash_of(number) == hash).then_some(number)
+    }
+
+    /// The hash of the block before this one.
+    pub fn parent_hash(&self, view: &View, number: u64) -> B256 {
+        number.checked_sub(1).map_or(B256::ZERO, |parent| view.hash_of(parent))
+    }
+
+    /// What the canonical block with this number holds; `None` when it is empty or does not exist.
+    pub fn contents(&self, view: &View, number: u64) -> Option<&Contents> {
+        (number <= self.head(view)).then_some(())?;
+        let branch = view.branch_at(number);
+        self.blocks.get(&number)?.iter().find(|contents| contents.branch == branch)
+    }
+
+    /// The canonical blocks of a range that are not empty. Costs nothing for those that are.
+    pub fn contents_between<'a>(
+        &'a self,
+        view: &'a View,
+        first: u64,
+        last: u64,
+    ) -> impl Iterator<Item = (u64, &'a Contents)> {
+        let last = last.min(self.head(view));
+        let range = (first <= last).then(|| self.blocks.range(first..=last));
+        range.into_iter().flatten().filter_map(move |(number, branches)| {
+            let branch = view.branch_at(*number);
+            branches.iter().find(|contents| contents.branch == branch).map(|c| (*number, c))
+        })
+    }
+
+    /// Where a transaction is: block number and index; `None` unless its block is canonical.
+    pub fn find_transaction(&self, view: &View, hash: B256) -> Option<(u64, usize)> {
+        let place = self.transactions.get(&hash)?;
+        let canonical =
+            place.number <= self.head(view) && view.branch_at(place.number) == place.branch;
+        canonical.then_some((place.number, place.index))
+    }
+
+    /// `authorizationState` as of block `number`: whether the nonce is used or canceled.
+    pub fn nonce_used(&self, view: &View, payer: Address, nonce: B256, number: u64) -> bool {
+        let last = number.min(self.head(view));
+        self.nonces.get(&(payer, nonce)).is_some_and(|uses| {
+            uses.iter().any(|(at, branch)| *at <= last && view.branch_at(*at) == *branch)
+        })
+    }
+
+    fn block_ms(&self) -> u64 {
+        millis(self.settings.block_time).max(1)
+    }
+
+    fn newest_at(&self, moment: Timestamp) -> u64 {
+        millis(moment.since(self.settings.genesis)) / self.block_ms()
+    }
+
+    /// A block's time in whole seconds; blocks closer together than a second share one.
+    fn time_of(&self, number: u64) -> BlockTime {
+        let after = Duration::from_millis(number.saturating_mul(self.block_ms()));
+        let at = self.settings.genesis.saturating_add(after);
+        BlockTime::from_secs(u64::try_from(at.as_millis() / 1_000).unwrap_or(0))
+    }
+}
+
+impl View {
+    fn branch_at(&self, number: u64) -> u32 {
+        let after = self.branches.partition_point(|branch| branch.from <= number);
+        // The first branch starts at genesis, so there always is one.
+        after.checked_sub(1).map_or(0, |at| self.branches[at].id)
+    }
+
+    /// A block's hash: keccak of chain, branch and number, its last 8 bytes the number, so that a block
+    /// can be found by hash without an index of every block there is.
+    fn hash_of(&self, number: u64) -> B256 {
+        let mut seed = [0; 20];
+        seed[..8].copy_from_slice(&self.chain_id.get().to_be_bytes());
+        seed[8..12].copy_from_slice(&self.branch_at(number).to_be_bytes());
+        seed[12..].copy_from_slice(&number.to_be_bytes());
+        let mut hash = keccak256(seed);
+        hash[24..].copy_from_slice(&number.to_be_bytes());
+        hash
+    }
+}
+
+fn authorized_events(transfer: &Authorized) -> Vec<TokenEvent> {
+    let Authorized { payer, to, value, nonce } = *transfer;
+    vec![TokenEvent::Used(payer, nonce), TokenEvent::Transfer(payer, to, value)]
+}
+
+/// The authorization an event consumes.
+fn consumed(event: &TokenEvent) -> Option<(Address, B256)> {
+    match *event {
+        TokenEvent::Used(payer, nonce) | TokenEvent::Canceled(payer, nonce) => Some((payer, nonce)),
+        TokenEvent::Transfer(..) => None,
+    }
+}
+
+fn transaction_hash(chain_id: ChainId, count: u64) -> B256 {
+    let [chain_id, count] = [chain_id.get().to_be_bytes(), count.to_be_bytes()];
+    keccak256([b"transaction".as_slice(), &chain_id, &count].concat())
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+#[path = "chain_tests.rs"]
+mod tests;
