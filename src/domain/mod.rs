@@ -13,6 +13,8 @@ mod payment;
 mod policy;
 mod refund;
 mod resolution;
+#[cfg(test)]
+mod tests;
 mod time;
 mod verdict;
 mod watch;

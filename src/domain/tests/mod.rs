@@ -1,0 +1,6 @@
+//! Proof of the pure core: decision tables first, then properties over arbitrary evidence, then a model
+//! of a whole shop (chain, gateway, daemon) run through arbitrary histories.
+
+mod support;
+
+mod judge;
