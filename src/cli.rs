@@ -55,11 +55,7 @@ pub enum Command {
         config: ConfigArgs,
     },
     /// Show the main job on a simulated chain: payments with different fates, each resolved and explained.
-    Demo {
-        /// Keep the database and print where it is.
-        #[arg(long)]
-        keep: bool,
-    },
+    Demo,
     /// Run a folder of seeded cases and say which ended right.
     Drill(DrillArgs),
 }

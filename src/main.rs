@@ -35,6 +35,7 @@ async fn dispatch(command: Command) -> anyhow::Result<Ending> {
         Command::Recheck { ids, json, config } => {
             commands::recheck::recheck(&config, &ids, json).await
         }
-        Command::Demo { .. } | Command::Drill(_) => Ok(Ending::Wrong),
+        Command::Demo => commands::demo::demo().await,
+        Command::Drill(args) => commands::drill::drill(&args).await,
     }
 }

@@ -1,5 +1,7 @@
 //! One file per subcommand, and how a command ends.
 
+pub mod demo;
+pub mod drill;
 pub mod explain;
 pub mod migrate;
 pub mod recheck;

@@ -395,6 +395,19 @@ impl ChainState {
         })
     }
 
+    /// How much of the token `to` has received on the canonical branch.
+    pub fn received(&self, to: Address) -> Amount {
+        let blocks = self.contents_between(&self.view, 0, u64::MAX);
+        blocks
+            .flat_map(|(_, contents)| &contents.transactions)
+            .flat_map(|transaction| &transaction.events)
+            .filter_map(|event| match event {
+                TokenEvent::Transfer(_, receiver, value) if *receiver == to => Some(*value),
+                _ => None,
+            })
+            .fold(Amount::ZERO, Amount::saturating_add)
+    }
+
     /// Where a transaction is: block number and index; `None` unless its block is canonical.
     pub fn find_transaction(&self, view: &View, hash: B256) -> Option<(u64, usize)> {
         let place = self.transactions.get(&hash)?;

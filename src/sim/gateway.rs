@@ -335,6 +335,21 @@ impl GatewayDb {
         self.pairs("SELECT id, status FROM stock_reservations").await
     }
 
+    /// Reservations: order to status; where an order's differ, all of them, joined by `+`.
+    pub async fn reservations_by_order(&self) -> Result<BTreeMap<String, String>, sqlx::Error> {
+        let sql = "SELECT DISTINCT order_id, status FROM stock_reservations ORDER BY 1, 2";
+        let mut by_order: BTreeMap<String, String> = BTreeMap::new();
+        for row in self.rows(sql, &[], 2).await? {
+            let [order, status] = columns(row);
+            let statuses = by_order.entry(order.unwrap_or_default()).or_default();
+            if !statuses.is_empty() {
+                statuses.push('+');
+            }
+            statuses.push_str(&status.unwrap_or_default());
+        }
+        Ok(by_order)
+    }
+
     /// Stock: sku to how much is on the shelf.
     pub async fn stock(&self) -> Result<BTreeMap<String, String>, sqlx::Error> {
         self.pairs("SELECT sku, CAST(available AS TEXT) FROM stock").await

@@ -14,7 +14,7 @@ mod targeted;
 
 pub use check::{Checker, CheckerSettings, Leased, Read, WatchedChain};
 pub use discovery::Discovery;
-pub use driver::{Activation, Driver, Stop, Task, TaskState};
+pub use driver::{Activation, Driver, Stop, Stopper, Task, TaskState};
 pub use maintenance::Maintenance;
 pub use reconcile::Reconcile;
 pub use targeted::Targeted;

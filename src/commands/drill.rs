@@ -1,0 +1,181 @@
+//! `reconciled drill`: runs seeded cases and says which ended right.
+//!
+//! Seeded cases prove only that we catch what somebody already imagined; every real incident becomes one
+//! more file, before its fix.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use comfy_table::{Table, presets};
+use serde_json::{Value, json};
+
+use super::Ending;
+use crate::cli::{DrillArgs, DrillStore};
+use crate::config::ConfigError;
+use crate::sim::runner::{Ended, Nobody, Runner};
+use crate::sim::scenario::Scenario;
+use crate::sim::stage::Stage;
+
+/// How one case ended.
+enum Case {
+    Ran(Ended),
+    NotSupported(&'static str),
+}
+
+/// Runs every case, each on a fresh database.
+pub async fn drill(args: &DrillArgs) -> anyhow::Result<Ending> {
+    let files = case_files(&args.cases)?;
+    let mut cases = Vec::with_capacity(files.len());
+    for file in &files {
+        let scenario = Scenario::load(file)?;
+        let name = file.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+        let case = match scenario.unsupported() {
+            Some(reason) => Case::NotSupported(reason),
+            None => Case::Ran(run(scenario, args).await.with_context(|| format!("case {name}"))?),
+        };
+        cases.push((name, case));
+    }
+    let wrong = cases.iter().filter(|(_, case)| case.is_wrong()).count();
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&as_json(&cases))?);
+    } else {
+        print_table(&cases);
+    }
+    Ok(if wrong == 0 { Ending::Good } else { Ending::Wrong })
+}
+
+async fn run(scenario: Scenario, args: &DrillArgs) -> anyhow::Result<Ended> {
+    let stage = match (args.store, &args.postgres) {
+        (DrillStore::Sqlite, _) => Stage::sqlite()?,
+        (DrillStore::Postgres, Some(url)) => Stage::postgres(url).await?,
+        (DrillStore::Postgres, None) => {
+            return Err(usage("--store postgres", "needs --postgres URL of a server").into());
+        }
+    };
+    let mut runner = Runner::new(scenario, &stage.url()).await?;
+    let ended = runner.play(&mut Nobody).await;
+    runner.finish().await?;
+    stage.strike().await?;
+    ended
+}
+
+fn usage(key: &str, problem: &str) -> ConfigError {
+    ConfigError::Value { key: key.to_owned(), problem: problem.to_owned() }
+}
+
+/// Every case file named, and every one in the folders named, in order of name.
+fn case_files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for path in paths {
+        if path.is_dir() {
+            let folder = std::fs::read_dir(path)?.collect::<Result<Vec<_>, _>>()?;
+            let mut cases: Vec<PathBuf> =
+                folder.into_iter().map(|entry| entry.path()).filter(|p| is_case(p)).collect();
+            cases.sort();
+            files.append(&mut cases);
+        } else {
+            files.push(path.clone());
+        }
+    }
+    if files.is_empty() {
+        return Err(usage("PATH", "names no case file (*.toml)").into());
+    }
+    Ok(files)
+}
+
+fn is_case(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "toml")
+}
+
+impl Case {
+    fn is_wrong(&self) -> bool {
+        matches!(self, Self::Ran(ended) if !ended.wrong.is_empty())
+    }
+
+    /// The longest of its detection delays.
+    fn delay(&self) -> Option<Duration> {
+        match self {
+            Self::Ran(ended) => ended.delays.values().max().copied(),
+            Self::NotSupported(_) => None,
+        }
+    }
+
+    fn requests(&self) -> u64 {
+        match self {
+            Self::Ran(ended) => ended.requests,
+            Self::NotSupported(_) => 0,
+        }
+    }
+
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Ran(ended) if ended.wrong.is_empty() => "right",
+            Self::Ran(_) => "WRONG",
+            Self::NotSupported(_) => "not supported yet",
+        }
+    }
+
+    /// What differs, or why it was not run.
+    fn remarks(&self) -> Vec<String> {
+        match self {
+            Self::Ran(ended) => ended
+                .wrong
+                .iter()
+                .map(|(at, difference)| {
+                    format!("at {}: {difference}", humantime::format_duration(*at))
+                })
+                .collect(),
+            Self::NotSupported(reason) => vec![(*reason).to_owned()],
+        }
+    }
+}
+
+fn count(cases: &[(String, Case)], word: &str) -> usize {
+    cases.iter().filter(|(_, case)| case.word() == word).count()
+}
+
+fn print_table(cases: &[(String, Case)]) {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(["case", "ended", "detected after", "reads", ""]);
+    for (name, case) in cases {
+        let delay = case.delay().map(|d| humantime::format_duration(d).to_string());
+        table.add_row([
+            name.clone(),
+            case.word().to_owned(),
+            delay.unwrap_or_default(),
+            case.requests().to_string(),
+            case.remarks().join("\n"),
+        ]);
+    }
+    println!("{table}");
+    let requests: u64 = cases.iter().map(|(_, case)| case.requests()).sum();
+    println!(
+        "{} right, {} wrong, {} not supported yet; {requests} RPC requests",
+        count(cases, "right"),
+        count(cases, "WRONG"),
+        count(cases, "not supported yet"),
+    );
+}
+
+fn as_json(cases: &[(String, Case)]) -> Value {
+    let rows: Vec<Value> = cases
+        .iter()
+        .map(|(name, case)| {
+            json!({
+                "case": name,
+                "ended": case.word().to_lowercase(),
+                "detection_delay_seconds": case.delay().map(|d| d.as_secs_f64()),
+                "rpc_requests": case.requests(),
+                "remarks": case.remarks(),
+            })
+        })
+        .collect();
+    json!({
+        "cases": rows,
+        "right": count(cases, "right"),
+        "wrong": count(cases, "WRONG"),
+        "not_supported_yet": count(cases, "not supported yet"),
+        "rpc_requests": cases.iter().map(|(_, case)| case.requests()).sum::<u64>(),
+    })
+}
