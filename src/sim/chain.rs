@@ -6,6 +6,7 @@
 //! did. No I/O and no clock.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use alloy_primitives::{Address, B256, Bloom, U256, address, keccak256};
@@ -152,8 +153,23 @@ pub struct Contents {
     branch: u32,
     /// The transactions, in order.
     pub transactions: Vec<Transaction>,
-    /// The bloom filter of their logs.
-    pub bloom: Bloom,
+    bloom: OnceLock<Bloom>,
+}
+
+impl Contents {
+    /// The bloom filter of the logs, which all are `token`'s; worked out when a reader first sees it.
+    pub fn bloom(&self, token: Address) -> Bloom {
+        *self.bloom.get_or_init(|| bloom_of(token, &self.transactions))
+    }
+}
+
+/// The bloom filter of what these transactions logged.
+pub fn bloom_of(token: Address, transactions: &[Transaction]) -> Bloom {
+    let mut bloom = Bloom::ZERO;
+    for event in transactions.iter().flat_map(|transaction| &transaction.events) {
+        bloom.accrue_raw_log(token, &event.topics());
+    }
+    bloom
 }
 
 /// The blocks from `from` on, until the next branch takes over.
@@ -235,18 +251,20 @@ impl ChainState {
 
     fn mine(&mut self, number: u64, transactions: Vec<Transaction>) {
         let branch = self.view.branch_at(number);
-        let mut bloom = Bloom::ZERO;
         for (index, transaction) in transactions.iter().enumerate() {
             self.transactions.insert(transaction.hash, Place { number, branch, index });
             for event in &transaction.events {
-                bloom.accrue_raw_log(self.settings.token, &event.topics());
                 if let Some(key) = consumed(event) {
                     self.scheduled_nonces.remove(&key);
                     self.nonces.entry(key).or_default().push((number, branch));
                 }
             }
         }
-        self.blocks.entry(number).or_default().push(Contents { branch, transactions, bloom });
+        self.blocks.entry(number).or_default().push(Contents {
+            branch,
+            transactions,
+            bloom: OnceLock::new(),
+        });
     }
 
     /// A transfer with authorization, in the block at `at`.

@@ -4,7 +4,7 @@
 use alloy_primitives::{Address, B256, Bloom, Bytes, b256, keccak256};
 use serde_json::{Value, json};
 
-use super::chain::{ChainState, Contents, FACILITATOR, Transaction, View};
+use super::chain::{ChainState, Contents, FACILITATOR, Transaction, View, bloom_of};
 use crate::domain::{BlockRef, ChainId};
 
 /// keccak256(rlp([])): the uncles of a block that has none.
@@ -49,7 +49,7 @@ pub(super) fn block(chain: &ChainState, view: &View, block: BlockRef, full: bool
         "stateRoot": keccak256([b"state".as_slice(), block.hash.as_slice()].concat()),
         "transactionsRoot": root(b"transactions"),
         "receiptsRoot": root(b"receipts"),
-        "logsBloom": contents.map_or(Bloom::ZERO, |c| c.bloom),
+        "logsBloom": contents.map_or(Bloom::ZERO, |c| c.bloom(chain.settings().token)),
         "difficulty": "0x0",
         "number": quantity(block.number),
         "gasLimit": quantity(GAS_LIMIT),
@@ -150,18 +150,13 @@ pub(super) fn log(token: Address, block: BlockRef, log: &Log<'_>) -> Value {
 /// A receipt.
 pub(super) fn receipt(token: Address, block: BlockRef, contents: &Contents, index: usize) -> Value {
     let transaction = &contents.transactions[index];
-    let own: Vec<Log<'_>> =
-        logs_of(contents).filter(|log| log.transaction_index == index).collect();
-    let mut bloom = Bloom::ZERO;
-    for log in &own {
-        bloom.accrue_raw_log(token, &log.topics);
-    }
+    let own = logs_of(contents).filter(|log| log.transaction_index == index);
     json!({
         "type": "0x2",
         "status": quantity(u64::from(transaction.succeeded)),
         "cumulativeGasUsed": quantity(GAS_PER_TRANSACTION * (index as u64 + 1)),
-        "logs": own.iter().map(|l| log(token, block, l)).collect::<Vec<_>>(),
-        "logsBloom": bloom,
+        "logs": own.map(|own| log(token, block, &own)).collect::<Vec<_>>(),
+        "logsBloom": bloom_of(token, std::slice::from_ref(transaction)),
         "transactionHash": transaction.hash,
         "transactionIndex": quantity(index as u64),
         "blockHash": block.hash,
