@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::resolution::unreadable;
+use super::decision::unreadable;
 use super::{
     IdentifierStatus, Judged, MalformedPayment, Order, OrderId, Payment, PaymentId, PaymentStatus,
     Policy, RefundChange, RefundStatus, Reservation, ReservationStatus, Resolution, Settlement,
