@@ -8,11 +8,11 @@ use alloy_primitives::B256;
 use serde_json::json;
 
 use super::{
-    BlockRef, DueTimes, Event, EventKind, Finality, FlagKind, IdentifierStatus, Inconclusive,
-    Judged, LatePolicy, NextCheck, Order, OrderChange, OrderStatus, Outcome, PaymentId,
-    PaymentStatus, Phase, Policy, RefundChange, RefundOwed, RefundReason, RefundStatus,
-    ReservationStatus, Resolution, Settlement, Situation, StockChange, Timestamp, TransferChange,
-    Unsettleable, Verdict, WatchChange, refund_nonce,
+    BlockRef, Consumption, DueTimes, Event, EventKind, Finality, FlagKind, IdentifierStatus,
+    Inconclusive, Judged, LatePolicy, NextCheck, Order, OrderChange, OrderStatus, Outcome,
+    PaymentId, PaymentStatus, Phase, Policy, RefundChange, RefundOwed, RefundReason, RefundStatus,
+    Reservation, ReservationStatus, Resolution, Settlement, Sibling, Situation, StockChange,
+    Timestamp, Transfer, TransferChange, Unsettleable, Verdict, WatchChange, refund_nonce,
 };
 
 /// Flags that say "this could not be read": gone as soon as it could.
@@ -46,13 +46,7 @@ pub fn resolve(
         Verdict::Settled(settlement) => decision.settled(settlement),
         Verdict::Pending { as_of, agreeing } => decision.pending(*as_of, *agreeing),
         Verdict::Unsettleable { reason, as_of, consumption } => {
-            let resolution = decision.unsettleable(*as_of);
-            match reason {
-                // Flagged at once, though the payment may wait for its deadline.
-                Unsettleable::UsedElsewhere => resolution
-                    .flagged(FlagKind::NonceUsedElsewhere, json!({ "consumption": consumption })),
-                _ => resolution,
-            }
+            decision.unsettleable(*reason, *as_of, consumption.as_ref())
         }
         Verdict::Inconclusive(reason) => decision.inconclusive(*reason, judged),
     };
@@ -80,6 +74,13 @@ struct Decision<'a> {
 impl Decision<'_> {
     fn wait(&self) -> Resolution {
         Resolution::only_watch(self.due.open)
+    }
+
+    /// The verdict speaks of a row that changed since it was read: only a new check can say.
+    fn look_again(&self) -> Resolution {
+        let mut resolution = self.wait_as_recorded();
+        resolution.watch.next.at = Some(self.due.reopened);
+        resolution
     }
 
     /// Waits, in the phase the watch has earned: a recorded transfer stays watched for finality.
@@ -119,14 +120,20 @@ impl Decision<'_> {
     // ---- Settled
 
     fn settled(&self, settlement: &Settlement) -> Resolution {
-        let Situation { payment, order, .. } = *self.situation;
+        let Situation { payment, order, recorded, .. } = *self.situation;
+        if !settlement.transfer.pays(payment) {
+            return self.look_again();
+        }
         if let Some(owner) = self.situation.transfer_owner {
             return self.authorization_reused(settlement, owner);
         }
+        // Final is final: a reader that lags behind takes nothing of it back.
+        let recorded = recorded.map(|r| &r.settlement);
+        let settlement = recorded.filter(|r| r.finality == Finality::Final).unwrap_or(settlement);
         let mut resolution = Resolution {
             payment: (payment.status != PaymentStatus::Settled).then_some(PaymentStatus::Settled),
-            transfer: match self.situation.recorded {
-                Some(recorded) if recorded.settlement == *settlement => TransferChange::Keep,
+            transfer: match recorded {
+                Some(recorded) if recorded == settlement => TransferChange::Keep,
                 _ => TransferChange::Record(*settlement),
             },
             close_flags: UNREADABLE.to_vec(),
@@ -139,40 +146,54 @@ impl Decision<'_> {
                 json!({ "order": payment.order_id, "settlement": settlement }),
             );
         };
-        let paid_by_this = order.paid_by.as_ref() == Some(&payment.id);
-        if self.situation.refund.is_some_and(|status| status != RefundStatus::Void) {
-            // Owed back once already: it stands (I6), and never pays an order as well (I4).
+        let refund_stands = match self.situation.refund {
+            None => false,
+            // Void because a reorg took the transfer, or because a person called it off? A reorg takes
+            // the record along.
+            Some(RefundStatus::Void) => recorded.is_some(),
+            Some(_) => true,
+        };
+        if refund_stands || self.order_is_paid_by_this() {
             resolution.outcome = Outcome::Confirmed;
-            let moved = self
-                .situation
-                .recorded
-                .is_none_or(|r| !r.settlement.transfer.is_same_log(&settlement.transfer));
-            if moved {
+        }
+        if refund_stands {
+            // Owed back once already: it stands (I6), and never pays an order as well (I4).
+            if recorded.is_none_or(|r| !r.transfer.is_same_log(&settlement.transfer)) {
                 resolution.refund = RefundChange::Follow(*settlement);
+            }
+            resolution.identifiers = Some(match order.status {
+                OrderStatus::Paid => IdentifierStatus::Settled,
+                _ => IdentifierStatus::Failed,
+            });
+        }
+        if self.order_is_paid_by_this() {
+            // The gateway may have paid the order and died before it saw to the rest.
+            resolution.stock = StockChange::Commit;
+            resolution.identifiers = Some(IdentifierStatus::Settled);
+            if refund_stands && self.situation.refund != Some(RefundStatus::Void) {
+                let detail = json!({ "order": order.id, "settlement": settlement });
+                resolution = resolution.flagged(FlagKind::RefundContradicted, detail);
             }
             return resolution;
         }
+        if refund_stands {
+            return resolution;
+        }
         match order.status {
-            status if status.is_open() => {
-                self.pay(order, settlement, StockChange::Commit, resolution)
+            status if status.is_open() => self.settle_open(order, settlement, resolution),
+            OrderStatus::Paid if order.paid_by.is_none() => Resolution {
+                outcome: Outcome::Flagged,
+                identifiers: Some(IdentifierStatus::Settled),
+                ..resolution
             }
-            OrderStatus::Paid if paid_by_this => {
-                // The gateway may have paid the order and died before it saw to the rest.
-                Resolution {
-                    outcome: Outcome::Confirmed,
-                    stock: StockChange::Commit,
-                    identifiers: Some(IdentifierStatus::Settled),
-                    ..resolution
-                }
-            }
-            OrderStatus::Paid if order.paid_by.is_none() => {
-                Resolution { outcome: Outcome::Flagged, ..resolution }.flagged(
-                    FlagKind::PaidByUnknown,
-                    json!({ "order": order.id, "settlement": settlement }),
-                )
-            }
+            .flagged(
+                FlagKind::PaidByUnknown,
+                json!({ "order": order.id, "settlement": settlement }),
+            ),
             OrderStatus::Paid => self.owe(RefundReason::Duplicate, settlement, resolution),
-            OrderStatus::Undelivered if order.paid_by.is_some() && !paid_by_this => {
+            OrderStatus::Undelivered
+                if order.paid_by.as_ref().is_some_and(|by| *by != payment.id) =>
+            {
                 self.owe(RefundReason::Duplicate, settlement, resolution)
             }
             OrderStatus::Undelivered => self.owe(RefundReason::Undelivered, settlement, resolution),
@@ -180,6 +201,25 @@ impl Decision<'_> {
                 self.pay(order, settlement, StockChange::Retake, resolution)
             }
             _ => self.owe(RefundReason::Late, settlement, resolution),
+        }
+    }
+
+    /// Pays an open order. One that was over and that the gateway opened again may hold nothing any
+    /// more: then it is paid only if its stock is still there (I5).
+    fn settle_open(
+        &self,
+        order: &Order,
+        settlement: &Settlement,
+        resolution: Resolution,
+    ) -> Resolution {
+        let all = &self.situation.reservations;
+        let is_released = |r: &&Reservation| r.status == ReservationStatus::Released;
+        if all.is_empty() || !all.iter().all(is_released) {
+            self.pay(order, settlement, StockChange::Commit, resolution)
+        } else if self.stock_is_back() {
+            self.pay(order, settlement, StockChange::Retake, resolution)
+        } else {
+            self.owe(RefundReason::Late, settlement, resolution)
         }
     }
 
@@ -258,7 +298,7 @@ impl Decision<'_> {
     fn authorization_reused(&self, settlement: &Settlement, owner: &PaymentId) -> Resolution {
         let detail = json!({ "pays": owner, "settlement": settlement });
         let next = NextCheck { phase: Phase::Closed, at: None };
-        let resolution = if self.order_depends_on_this() {
+        let resolution = if self.order_is_paid_by_this() {
             Resolution { watch: WatchChange { next, restart: false }, ..self.wait() }
                 .flagged(FlagKind::SettledWithoutTransfer, detail.clone())
         } else {
@@ -271,14 +311,20 @@ impl Decision<'_> {
     // ---- Pending, Unsettleable
 
     fn pending(&self, as_of: BlockRef, agreeing: usize) -> Resolution {
+        let Situation { payment, recorded, .. } = *self.situation;
+        // Silence of the other endpoints is not their agreement (I2).
+        let has_quorum = agreeing >= self.policy.quorum;
+        if recorded.is_some_and(|r| r.settlement.finality == Finality::Tentative) && !has_quorum {
+            return self.wait_as_recorded();
+        }
         if let Some(resolution) = self.not_on_chain(as_of) {
             return resolution;
         }
-        if !as_of.time.reached(self.policy.deadline(self.situation.payment)) {
+        let at_deadline = as_of.time.reached(self.policy.deadline(payment));
+        if !at_deadline || payment.status == PaymentStatus::Failed {
             return Resolution { close_flags: UNPARSED.to_vec(), ..self.wait_as_recorded() };
         }
-        if agreeing < self.policy.quorum {
-            // Silence of the other endpoints is not their agreement (I2).
+        if !has_quorum {
             return self.wait_as_recorded().flagged(
                 FlagKind::InconclusiveAtDeadline,
                 json!({ "reason": Inconclusive::QuorumNotMet.code() }),
@@ -287,30 +333,77 @@ impl Decision<'_> {
         self.fail(NextCheck { phase: Phase::Late, at: self.due.late })
     }
 
-    fn unsettleable(&self, as_of: BlockRef) -> Resolution {
+    fn unsettleable(
+        &self,
+        reason: Unsettleable,
+        as_of: BlockRef,
+        consumption: Option<&Consumption>,
+    ) -> Resolution {
+        let payment = self.situation.payment;
+        let moved = consumption.and_then(|c| Transfer::consumed(payment, c));
+        // Was the verdict about the row as it is now?
+        let is_stale = match reason {
+            Unsettleable::UsedElsewhere => moved.is_some_and(|t| t.pays(payment)),
+            Unsettleable::Expired => payment.valid_before > as_of.time,
+            Unsettleable::Canceled | Unsettleable::NonceConsumed => false,
+        };
+        if is_stale {
+            return self.look_again();
+        }
+        let resolution = self.never_lands(as_of, moved);
+        match reason {
+            // Flagged at once, though the payment may wait for its deadline.
+            Unsettleable::UsedElsewhere => resolution
+                .flagged(FlagKind::NonceUsedElsewhere, json!({ "consumption": consumption })),
+            _ => resolution,
+        }
+    }
+
+    fn never_lands(&self, as_of: BlockRef, moved: Option<Transfer>) -> Resolution {
+        let Situation { payment, recorded, .. } = *self.situation;
+        let closed = NextCheck { phase: Phase::Closed, at: None };
+        if let (Some(recorded), Some(moved)) = (recorded, moved)
+            && recorded.settlement.transfer.is_same_log(&moved)
+        {
+            // The transfer recorded as this payment's is there, and final: the row has changed.
+            let settlement = Settlement { finality: Finality::Final, ..recorded.settlement };
+            let is_known = recorded.settlement == settlement;
+            return Resolution {
+                transfer: match is_known {
+                    true => TransferChange::Keep,
+                    false => TransferChange::Record(settlement),
+                },
+                outcome: Outcome::Flagged,
+                ..Resolution::only_watch(closed)
+            };
+        }
         if let Some(resolution) = self.not_on_chain(as_of) {
             return resolution;
         }
-        let at_deadline = as_of.time.reached(self.policy.deadline(self.situation.payment));
-        if !at_deadline && !self.policy.early_failure && self.situation.payment.status.is_open() {
+        let at_deadline = as_of.time.reached(self.policy.deadline(payment));
+        if !at_deadline && !self.policy.early_failure && payment.status.is_open() {
             return Resolution { close_flags: UNPARSED.to_vec(), ..self.wait() };
         }
-        self.fail(NextCheck { phase: Phase::Closed, at: None })
+        self.fail(closed)
     }
 
     /// The verdict says that the money did not move. What if we, or the gateway, say that it did?
     fn not_on_chain(&self, as_of: BlockRef) -> Option<Resolution> {
         let Situation { payment, recorded, .. } = *self.situation;
-        match recorded {
-            // Final is final; and a head older than the transfer's block cannot know of it.
-            Some(r) if r.settlement.finality == Finality::Final => {
-                Some(Resolution::only_watch(NextCheck { phase: Phase::Closed, at: None }))
+        match recorded.map(|r| &r.settlement) {
+            // Final is final, and is written again over a careless gateway.
+            Some(recorded) if recorded.finality == Finality::Final => {
+                Some(match recorded.transfer.pays(payment) {
+                    true => self.settled(recorded),
+                    false => Resolution::only_watch(self.after_settled(recorded).next),
+                })
             }
-            Some(r) if as_of.number < r.settlement.transfer.block.number => {
+            // A head older than the transfer's block cannot know of it.
+            Some(recorded) if as_of.number < recorded.transfer.block.number => {
                 Some(self.wait_as_recorded())
             }
-            Some(r) => Some(self.reopen(&r.settlement)),
-            None if payment.status == PaymentStatus::Settled || self.order_depends_on_this() => {
+            Some(recorded) => Some(self.reopen(recorded)),
+            None if payment.status == PaymentStatus::Settled || self.order_is_paid_by_this() => {
                 let at_deadline = as_of.time.reached(self.policy.deadline(payment));
                 let next = NextCheck { phase: Phase::Reconcile, at: None };
                 Some(if at_deadline {
@@ -325,30 +418,48 @@ impl Decision<'_> {
         }
     }
 
-    fn order_depends_on_this(&self) -> bool {
+    fn order_is_paid_by_this(&self) -> bool {
         self.situation.order.is_some_and(|order| {
-            matches!(order.status, OrderStatus::Paid | OrderStatus::Undelivered)
+            order.status == OrderStatus::Paid
                 && order.paid_by.as_ref() == Some(&self.situation.payment.id)
         })
     }
 
     fn fail(&self, next: NextCheck) -> Resolution {
-        let Situation { payment, order, ref siblings, .. } = *self.situation;
+        let Situation { payment, order, .. } = *self.situation;
+        let was_failed = payment.status == PaymentStatus::Failed;
         let mut resolution = Resolution {
             outcome: Outcome::Failed,
-            payment: (payment.status != PaymentStatus::Failed).then_some(PaymentStatus::Failed),
+            payment: (!was_failed).then_some(PaymentStatus::Failed),
+            identifiers: Some(IdentifierStatus::Failed),
             close_flags: UNREADABLE.to_vec(),
             watch: WatchChange { next, restart: false },
             ..self.wait()
         };
-        resolution.identifiers = Some(IdentifierStatus::Failed);
-        let Some(order) = order else { return resolution };
-        if order.status.is_open() && !siblings.iter().any(|s| s.keeps_order_alive()) {
+        // A payment that failed before has had its effect: an order that is open now was opened again.
+        if let Some(order) = order
+            && !was_failed
+            && order.status.is_open()
+            && !self.may_be_paid_otherwise(order)
+        {
             resolution.order = Some(OrderChange { status: OrderStatus::Failed, paid_by: None });
             resolution.stock = StockChange::Release;
             resolution.events.push(self.event(EventKind::OrderFailed, ""));
         }
         resolution
+    }
+
+    /// Whether another payment may still pay the order, or already does. One whose money is owed back
+    /// does not; nor does one that failed, whatever `paid_by` says of it.
+    fn may_be_paid_otherwise(&self, order: &Order) -> bool {
+        let Situation { payment, ref siblings, ref sibling_refunds, .. } = *self.situation;
+        let is_owed_back = |sibling: &Sibling| {
+            sibling_refunds.iter().any(|(id, s)| **id == sibling.id && *s != RefundStatus::Void)
+        };
+        let is_named = order.paid_by.as_ref().is_some_and(|by| {
+            *by != payment.id && !siblings.iter().any(|sibling| sibling.id == *by)
+        });
+        is_named || siblings.iter().any(|s| s.keeps_order_alive() && !is_owed_back(s))
     }
 
     /// A reorg took the recorded transfer away: back to unknown, and everything that hung on it.
@@ -369,21 +480,25 @@ impl Decision<'_> {
             Some(RefundStatus::Owed | RefundStatus::Blocked) => {
                 resolution.refund = RefundChange::Void;
             }
-            Some(RefundStatus::Claimed | RefundStatus::Sent | RefundStatus::Paid) => {
+            // In other hands by now, or called off by a person.
+            Some(
+                RefundStatus::Claimed
+                | RefundStatus::Sent
+                | RefundStatus::Paid
+                | RefundStatus::Void,
+            ) => {
                 resolution = resolution.flagged(FlagKind::ReorgedAfterRefund, detail.clone());
             }
-            Some(RefundStatus::Void) | None => {}
+            None => {}
         }
         let Some(order) = order else { return resolution };
-        if !self.order_depends_on_this() {
+        if !self.order_is_paid_by_this() {
             return resolution;
         }
         resolution.identifiers = Some(IdentifierStatus::InFlight);
         resolution.events.push(self.event(EventKind::OrderReopened, &block_key(lost)));
-        if order.status == OrderStatus::Paid {
-            resolution.order = Some(OrderChange { status: OrderStatus::Paying, paid_by: None });
-            resolution.stock = StockChange::Hold;
-        }
+        resolution.order = Some(OrderChange { status: OrderStatus::Paying, paid_by: None });
+        resolution.stock = StockChange::Hold;
         if order.delivered_at.is_some() {
             resolution = resolution.flagged(FlagKind::ReorgedAfterDelivery, detail);
         }

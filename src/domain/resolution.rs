@@ -29,6 +29,8 @@ pub struct Situation<'a> {
     pub transfer_owner: Option<&'a PaymentId>,
     /// This payment's refund record.
     pub refund: Option<RefundStatus>,
+    /// The refund records of the order's other payments.
+    pub sibling_refunds: Vec<(&'a PaymentId, RefundStatus)>,
 }
 
 column_code! {
@@ -125,7 +127,7 @@ pub enum TransferChange {
 pub enum RefundChange {
     /// Nothing.
     Keep,
-    /// A new record, or a void one owed again.
+    /// A new record, or one that a reorg voided owed again.
     Owe(RefundOwed),
     /// The transfer moved to another block: the record follows.
     Follow(Settlement),
@@ -197,6 +199,7 @@ impl Resolution {
 
     /// Raises a flag as well.
     pub(super) fn flagged(mut self, kind: FlagKind, detail: serde_json::Value) -> Self {
+        self.close_flags.retain(|closed| *closed != kind);
         self.flags.push(Flag { kind, detail });
         self
     }

@@ -530,6 +530,35 @@ fn final_is_final() {
     }
 }
 
+#[test]
+fn one_transaction_of_two_payments_that_moves_within_its_block_confuses_nobody() {
+    // The batch is mined first in block 9, then behind two other logs in block 12: p1's log is where
+    // p2's was.
+    let at = |payment: &Payment, n, log_index| {
+        let transfer =
+            Transfer { tx_hash: TOKEN.into_word(), ..transfer_of(payment, block(n), log_index) };
+        Verdict::Settled(Settlement { transfer, finality: Tentative })
+    };
+    let rows = [p1(), payment("q", "other")];
+    let mut ledger = Ledger::of(&rows, &two_orders());
+    ledger.apply("p1", at(&rows[0], 9, 1), &default());
+    ledger.apply("q", at(&rows[1], 9, 3), &default());
+    let paid = "p1=settled, q=settled, o=paid by p1, other=paid by q";
+    assert_eq!(ledger.told(), paid);
+    ledger.apply("p1", at(&rows[0], 12, 3), &default());
+    ledger.apply("q", at(&rows[1], 12, 5), &default());
+    assert_eq!(ledger.told(), paid);
+    let places: Vec<u64> =
+        ledger.transfers.iter().map(|t| t.settlement.transfer.log_index).collect();
+    assert_eq!(places, [3, 5]);
+
+    // The same, with p1 back to unknown in between: it must not be failed as a reuse of q's transfer.
+    let mut ledger = Ledger::of(&rows, &two_orders()).with_record(&rows[1], 9, Tentative);
+    ledger.transfers[0].settlement.transfer.tx_hash = TOKEN.into_word();
+    ledger.apply("p1", at(&rows[0], 12, 5), &default());
+    assert_eq!(ledger.told(), "p1=settled, q=unknown, o=paid by p1, other=paying");
+}
+
 // ---- One authorization, two payments
 
 fn reused(created_at: u64, status: PaymentStatus) -> Payment {
