@@ -75,7 +75,8 @@ impl Transfer {
             == (other.chain_id, other.block.hash, other.tx_hash, other.log_index)
     }
 
-    fn consumed(payment: &Payment, consumption: &Consumption) -> Option<Self> {
+    /// The transfer that consumed the payment's authorization, if one did.
+    pub(super) fn consumed(payment: &Payment, consumption: &Consumption) -> Option<Self> {
         let ConsumptionKind::Transferred(seen) = consumption.kind else { return None };
         Some(Self {
             chain_id: payment.chain_id,
