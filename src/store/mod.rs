@@ -15,6 +15,7 @@ use crate::domain::{
 
 pub mod error;
 pub mod postgres;
+mod row;
 pub mod sqlite;
 mod url;
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::postgres::PostgresStore;
 use super::{Store, StoreError};
 
 /// Where the database is. Never shown: it may hold a password.
@@ -40,9 +41,10 @@ pub async fn connect(
     url: &DatabaseUrl,
     connections_max: u32,
 ) -> Result<Arc<dyn Store>, StoreError> {
-    let _ = connections_max;
     match url {
-        DatabaseUrl::Postgres(_) => Err(StoreError::Url("postgres".to_owned())),
+        DatabaseUrl::Postgres(url) => {
+            Ok(Arc::new(PostgresStore::connect(url, connections_max).await?))
+        }
         DatabaseUrl::Sqlite(_) => Err(StoreError::Url("sqlite".to_owned())),
     }
 }

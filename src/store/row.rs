@@ -1,0 +1,247 @@
+//! Between rows and values: what both backends read and write in the same words.
+//!
+//! The gateway's rows are read leniently, as text, and one that makes no sense is a value that says so
+//! (I11). Our own rows are read strictly: one that makes no sense is [`StoreError::Inconsistent`].
+
+use std::str::FromStr;
+
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use crate::domain::{
+    BlockRef, BlockTime, ChainId, ConsumptionKind, Finality, Judged, MalformedPayment, NonceState,
+    Order, OrderId, OrderKind, OrderStatus, PaymentId, Reading, RecordedTransfer, Reservation,
+    ReservationStatus, Settlement, Sku, Timestamp, Transfer,
+};
+
+use super::StoreError;
+
+/// How much a check's row may say.
+const DETAIL_CHARS_MAX: usize = 1_000;
+
+/// What a flag that we close ourselves says.
+pub(super) const CAUSE_GONE: &str = "the cause is gone";
+
+/// Who closed a flag, when it was us.
+pub(super) const DAEMON: &str = "daemon";
+
+/// An order's row as text; times are Unix milliseconds.
+#[derive(Debug, Default)]
+pub(super) struct RawOrder {
+    pub(super) id: String,
+    pub(super) kind: Option<String>,
+    pub(super) status: Option<String>,
+    pub(super) paid_by: Option<String>,
+    pub(super) delivered_at: Option<String>,
+}
+
+impl RawOrder {
+    /// `None` when a column makes no sense: the order then counts as unreadable.
+    pub(super) fn parse(self) -> Option<Order> {
+        Some(Order {
+            id: OrderId::new(self.id),
+            kind: OrderKind::from_code(self.kind.as_deref()?)?,
+            status: OrderStatus::from_code(self.status.as_deref()?)?,
+            paid_by: self.paid_by.filter(|id| !id.is_empty()).map(PaymentId::new),
+            delivered_at: match self.delivered_at {
+                None => None,
+                Some(text) => Some(Timestamp::from_millis(text.parse().ok()?)),
+            },
+        })
+    }
+}
+
+/// A reservation's row as text.
+#[derive(Debug, Default)]
+pub(super) struct RawReservation {
+    pub(super) id: String,
+    pub(super) order_id: String,
+    pub(super) sku: Option<String>,
+    pub(super) quantity: Option<String>,
+    pub(super) status: Option<String>,
+}
+
+impl RawReservation {
+    /// `Err` names the order, which counts as unreadable when a column makes no sense.
+    pub(super) fn parse(self) -> Result<Reservation, OrderId> {
+        let read = || {
+            Some((
+                self.sku.as_deref().map(Sku::from)?,
+                self.quantity.as_deref()?.parse::<i64>().ok().filter(|n| *n >= 0)?,
+                ReservationStatus::from_code(self.status.as_deref()?)?,
+            ))
+        };
+        match read() {
+            Some((sku, quantity, status)) => Ok(Reservation {
+                id: self.id,
+                order_id: OrderId::new(self.order_id),
+                sku,
+                quantity,
+                status,
+            }),
+            None => Err(OrderId::new(self.order_id)),
+        }
+    }
+}
+
+/// A row of `transfers` that belongs to a payment.
+#[derive(Debug)]
+pub(super) struct RawTransfer {
+    pub(super) payment_id: String,
+    pub(super) chain_id: i64,
+    pub(super) token: String,
+    pub(super) payer: String,
+    pub(super) pay_to: String,
+    pub(super) amount: String,
+    pub(super) block_number: i64,
+    pub(super) block_hash: String,
+    pub(super) block_time: i64,
+    pub(super) tx_hash: String,
+    pub(super) log_index: i64,
+    pub(super) finality: String,
+}
+
+impl RawTransfer {
+    pub(super) fn parse(self) -> Result<RecordedTransfer, StoreError> {
+        const TABLE: &str = "transfers";
+        let block = BlockRef {
+            number: unsigned(TABLE, "block_number", self.block_number)?,
+            hash: parsed(TABLE, "block_hash", &self.block_hash)?,
+            time: BlockTime::from_secs(unsigned(TABLE, "block_time", self.block_time)?),
+        };
+        let transfer = Transfer {
+            chain_id: ChainId::new(unsigned(TABLE, "chain_id", self.chain_id)?),
+            token: parsed(TABLE, "token", &self.token)?,
+            from: parsed(TABLE, "payer", &self.payer)?,
+            to: parsed(TABLE, "pay_to", &self.pay_to)?,
+            value: parsed(TABLE, "amount", &self.amount)?,
+            block,
+            tx_hash: parsed(TABLE, "tx_hash", &self.tx_hash)?,
+            log_index: unsigned(TABLE, "log_index", self.log_index)?,
+        };
+        let finality = coded(TABLE, "finality", &self.finality, Finality::from_code)?;
+        Ok(RecordedTransfer {
+            payment_id: PaymentId::new(self.payment_id),
+            settlement: Settlement { transfer, finality },
+        })
+    }
+}
+
+/// One of our own columns that holds a code.
+pub(super) fn coded<T>(
+    table: &'static str,
+    column: &'static str,
+    text: &str,
+    from_code: impl FnOnce(&str) -> Option<T>,
+) -> Result<T, StoreError> {
+    from_code(text).ok_or_else(|| StoreError::Inconsistent {
+        table,
+        column,
+        found: text.to_owned(),
+    })
+}
+
+/// One of our own columns that holds a number that is never negative.
+pub(super) fn unsigned<T: TryFrom<i64>>(
+    table: &'static str,
+    column: &'static str,
+    number: i64,
+) -> Result<T, StoreError> {
+    T::try_from(number).map_err(|_| StoreError::Inconsistent {
+        table,
+        column,
+        found: number.to_string(),
+    })
+}
+
+fn parsed<T: FromStr>(
+    table: &'static str,
+    column: &'static str,
+    text: &str,
+) -> Result<T, StoreError> {
+    coded(table, column, text, |text| text.parse().ok())
+}
+
+/// What is wrong with a payment whose row is gone.
+pub(super) fn payment_is_gone(id: &str) -> MalformedPayment {
+    MalformedPayment {
+        payment_id: PaymentId::from(id),
+        column: "id",
+        found: "missing".to_owned(),
+        expected: "a row in payments",
+    }
+}
+
+/// A number of a chain as a column holds it; no chain gets as far as the bound.
+pub(super) fn column_number(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// What a check's row says in one line: every endpoint and what it answered, or the problem.
+pub(super) fn check_detail(judged: &Judged) -> Option<String> {
+    let line = match &judged.problem {
+        Some(problem) => problem.clone(),
+        None => {
+            let readings: Vec<String> =
+                judged.evidence.readings.iter().map(reading_detail).collect();
+            readings.join("; ")
+        }
+    };
+    (!line.is_empty()).then(|| one_line(&line))
+}
+
+/// Cut short, and on one line whatever an endpoint sent.
+pub(super) fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(DETAIL_CHARS_MAX).collect()
+}
+
+fn reading_detail(reading: &Reading) -> String {
+    let endpoint = &reading.endpoint;
+    let seen = match &reading.outcome {
+        Ok(seen) => seen,
+        Err(failure) => return format!("{endpoint}: {failure}"),
+    };
+    let head = seen.head.number;
+    match seen.nonce {
+        NonceState::Unused => format!("{endpoint}: unused at block {head}"),
+        NonceState::UsedWithoutLog { from_block, to_block } => {
+            format!("{endpoint}: used at block {head}, no log in blocks {from_block} to {to_block}")
+        }
+        NonceState::Used(consumption) => {
+            let log = consumption.log;
+            let what = match consumption.kind {
+                ConsumptionKind::Canceled => "canceled".to_owned(),
+                ConsumptionKind::WithoutTransfer => "used without a transfer".to_owned(),
+                ConsumptionKind::Transferred(t) => {
+                    format!("transferred {} to {}", t.value, t.to)
+                }
+            };
+            format!(
+                "{endpoint}: {what} in block {} by {} (log {}), head {head}",
+                log.block.number, log.tx_hash, log.log_index
+            )
+        }
+    }
+}
+
+/// What a resolution was based on (I12).
+pub(super) fn evidence_json(judged: &Judged) -> serde_json::Value {
+    json!({ "verdict": judged.verdict, "evidence": judged.evidence, "problem": judged.problem })
+}
+
+/// The SHA-256 in lower-case hex, without a prefix.
+pub(super) fn sha256_hex(bytes: &[u8]) -> String {
+    alloy_primitives::hex::encode(Sha256::digest(bytes))
+}
+
+/// An error and everything it came from, in one line.
+pub(super) fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    one_line(&text)
+}
