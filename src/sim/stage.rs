@@ -16,7 +16,7 @@ pub enum Stage {
     /// A database of its own on a server.
     Postgres {
         /// The server, as somebody who may create databases.
-        server: PgConnectOptions,
+        server: Box<PgConnectOptions>,
         /// The database's name.
         name: String,
         /// Its URL.
@@ -42,7 +42,7 @@ impl Stage {
         connection.close().await?;
         let mut database = url::Url::parse(url)?;
         database.set_path(&name);
-        Ok(Self::Postgres { server, name, url: database.to_string() })
+        Ok(Self::Postgres { server: Box::new(server), name, url: database.to_string() })
     }
 
     /// Where it is.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::postgres::PostgresStore;
 use super::sqlite::SqliteStore;
 use super::{Store, StoreError};
 
@@ -42,7 +43,9 @@ pub async fn connect(
     connections_max: u32,
 ) -> Result<Arc<dyn Store>, StoreError> {
     match url {
-        DatabaseUrl::Postgres(_) => Err(StoreError::Url("postgres".to_owned())),
+        DatabaseUrl::Postgres(url) => {
+            Ok(Arc::new(PostgresStore::connect(url, connections_max).await?))
+        }
         DatabaseUrl::Sqlite(url) => Ok(Arc::new(SqliteStore::connect(url, connections_max).await?)),
     }
 }

@@ -1,0 +1,266 @@
+//! What people and metrics ask: stories, figures, and the pruning of old checks.
+
+use serde_json::Value;
+use sqlx::PgPool;
+use sqlx::types::time::OffsetDateTime;
+
+use super::rows::{WatchRow, datetime};
+use crate::domain::{FlagKind, PaymentId, Phase, RefundReason, RefundStatus, Timestamp, Watch};
+use crate::store::row::{coded, unsigned};
+use crate::store::{Figures, OptionalTables, STORY_CHECKS_MAX, StoreError, Story, StoryCheck};
+
+const STORY: &str = "to read what is known about a payment";
+const FIGURES: &str = "to count";
+
+/// The payments of an order: see [`crate::store::Store::payments_of_order`].
+pub(super) async fn payments_of_order(
+    pool: &PgPool,
+    order_id: &str,
+) -> Result<Vec<PaymentId>, StoreError> {
+    let ids = sqlx::query_scalar!(
+        r#"SELECT id AS "id!" FROM payments WHERE order_id = $1 ORDER BY id"#,
+        order_id,
+    )
+    .fetch_all(pool)
+    .await
+    .map_err(|source| StoreError::from_sqlx("to read the payments of an order", source))?;
+    Ok(ids.into_iter().map(PaymentId::new).collect())
+}
+
+/// Rows as JSON, null columns left out. Amounts are selected as text: a JSON number would round them.
+fn values(rows: Vec<String>) -> Result<Vec<Value>, StoreError> {
+    rows.iter()
+        .map(|row| {
+            serde_json::from_str(row)
+                .map_err(|error| StoreError::from_sqlx(STORY, sqlx::Error::Decode(Box::new(error))))
+        })
+        .collect()
+}
+
+/// Everything known about one payment: see [`crate::store::Store::story`].
+pub(super) async fn story(
+    pool: &PgPool,
+    optional: OptionalTables,
+    id: &PaymentId,
+) -> Result<Option<Story>, StoreError> {
+    let refused = |source| StoreError::from_sqlx(STORY, source);
+    let id = id.as_str();
+    let payment = sqlx::query!(
+        r#"SELECT jsonb_strip_nulls(to_jsonb(p) || jsonb_build_object(
+                      'amount', amount::text,
+                      'valid_after', valid_after::text,
+                      'valid_before', valid_before::text))::text AS "row!",
+                  order_id
+             FROM payments p WHERE id = $1"#,
+        id,
+    )
+    .fetch_optional(pool)
+    .await
+    .map_err(refused)?;
+    let Some(payment) = payment else { return Ok(None) };
+    let order_id = payment.order_id.unwrap_or_default();
+    let order = sqlx::query_scalar!(
+        r#"SELECT json_strip_nulls(row_to_json(o))::text AS "row!" FROM orders o WHERE id = $1"#,
+        order_id,
+    )
+    .fetch_all(pool)
+    .await
+    .map_err(refused)?;
+    let siblings = sqlx::query_scalar!(
+        r#"SELECT json_build_object('id', id, 'status', status)::text AS "row!"
+             FROM payments WHERE order_id = $1 AND id <> $2 ORDER BY id"#,
+        order_id,
+        id,
+    )
+    .fetch_all(pool)
+    .await
+    .map_err(refused)?;
+    let mut reservations = Vec::new();
+    if optional.stock {
+        reservations = sqlx::query_scalar!(
+            r#"SELECT json_strip_nulls(row_to_json(r))::text AS "row!"
+                 FROM stock_reservations r WHERE order_id = $1 ORDER BY id"#,
+            order_id,
+        )
+        .fetch_all(pool)
+        .await
+        .map_err(refused)?;
+    }
+    let mut identifiers = Vec::new();
+    if optional.identifiers {
+        identifiers = sqlx::query_scalar!(
+            r#"SELECT json_strip_nulls(row_to_json(i))::text AS "row!"
+                 FROM payment_identifiers i WHERE payment_id = $1 ORDER BY id"#,
+            id,
+        )
+        .fetch_all(pool)
+        .await
+        .map_err(refused)?;
+    }
+    Ok(Some(Story {
+        payment: values(vec![payment.row])?.pop().unwrap_or_default(),
+        order: values(order)?.pop(),
+        siblings: values(siblings)?,
+        reservations: values(reservations)?,
+        identifiers: values(identifiers)?,
+        watch: watch(pool, id).await?,
+        checks: checks(pool, id).await?,
+        resolutions: values(
+            sqlx::query_scalar!(
+                r#"SELECT json_strip_nulls(row_to_json(r))::text AS "row!"
+                     FROM reconciled.resolutions r WHERE payment_id = $1 ORDER BY id"#,
+                id,
+            )
+            .fetch_all(pool)
+            .await
+            .map_err(refused)?,
+        )?,
+        refund: values(
+            sqlx::query_scalar!(
+                r#"SELECT jsonb_strip_nulls(to_jsonb(r)
+                              || jsonb_build_object('amount', amount::text))::text AS "row!"
+                     FROM reconciled.refunds_owed r WHERE payment_id = $1"#,
+                id,
+            )
+            .fetch_all(pool)
+            .await
+            .map_err(refused)?,
+        )?
+        .pop(),
+        flags: values(
+            sqlx::query_scalar!(
+                r#"SELECT json_strip_nulls(row_to_json(f))::text AS "row!"
+                     FROM reconciled.flags f WHERE payment_id = $1 ORDER BY id"#,
+                id,
+            )
+            .fetch_all(pool)
+            .await
+            .map_err(refused)?,
+        )?,
+        events: values(
+            sqlx::query_scalar!(
+                r#"SELECT json_strip_nulls(row_to_json(e))::text AS "row!"
+                     FROM reconciled.events e WHERE payment_id = $1 ORDER BY id"#,
+                id,
+            )
+            .fetch_all(pool)
+            .await
+            .map_err(refused)?,
+        )?,
+    }))
+}
+
+async fn watch(pool: &PgPool, id: &str) -> Result<Option<Watch>, StoreError> {
+    sqlx::query_as!(
+        WatchRow,
+        "SELECT payment_id, phase, opened_at, next_check_at, checks_done,
+                consecutive_inconclusive, schedule_id, last_verdict
+           FROM reconciled.watches WHERE payment_id = $1",
+        id,
+    )
+    .fetch_optional(pool)
+    .await
+    .map_err(|source| StoreError::from_sqlx(STORY, source))?
+    .map(Watch::try_from)
+    .transpose()
+}
+
+/// The newest checks, oldest first.
+async fn checks(pool: &PgPool, id: &str) -> Result<Vec<StoryCheck>, StoreError> {
+    let rows = sqlx::query!(
+        "SELECT checked_at, verdict, block_number, detail
+           FROM reconciled.checks WHERE payment_id = $1
+          ORDER BY id DESC LIMIT $2",
+        id,
+        STORY_CHECKS_MAX,
+    )
+    .fetch_all(pool)
+    .await
+    .map_err(|source| StoreError::from_sqlx(STORY, source))?;
+    rows.into_iter()
+        .rev()
+        .map(|row| {
+            let block = row.block_number;
+            Ok(StoryCheck {
+                at: row.checked_at.into(),
+                verdict: row.verdict,
+                block: block
+                    .map(|n| unsigned("reconciled.checks", "block_number", n))
+                    .transpose()?,
+                detail: row.detail,
+            })
+        })
+        .collect()
+}
+
+/// Figures for metrics: see [`crate::store::Store::figures`].
+pub(super) async fn figures(pool: &PgPool, now: Timestamp) -> Result<Figures, StoreError> {
+    let refused = |source| StoreError::from_sqlx(FIGURES, source);
+    let mut figures = Figures::default();
+    let open = sqlx::query!(
+        r#"SELECT phase, count(*) AS "count!", min(opened_at) AS "oldest!",
+                  count(*) FILTER (WHERE next_check_at <= $1) AS "overdue!"
+             FROM reconciled.watches WHERE phase <> 'closed' GROUP BY phase ORDER BY phase"#,
+        datetime(now),
+    )
+    .fetch_all(pool)
+    .await
+    .map_err(refused)?;
+    for row in open {
+        let phase = coded("reconciled.watches", "phase", &row.phase, Phase::from_code)?;
+        let oldest: OffsetDateTime = row.oldest;
+        figures.open.push((phase, count(row.count)));
+        figures.oldest.push((phase, oldest.into()));
+        figures.overdue += count(row.overdue);
+    }
+    let refunds = sqlx::query!(
+        r#"SELECT reason, status, count(*) AS "count!"
+             FROM reconciled.refunds_owed GROUP BY reason, status ORDER BY reason, status"#,
+    )
+    .fetch_all(pool)
+    .await
+    .map_err(refused)?;
+    for row in refunds {
+        const TABLE: &str = "reconciled.refunds_owed";
+        let reason = coded(TABLE, "reason", &row.reason, RefundReason::from_code)?;
+        let status = coded(TABLE, "status", &row.status, RefundStatus::from_code)?;
+        figures.refunds.push((reason, status, count(row.count)));
+    }
+    let flags = sqlx::query!(
+        r#"SELECT kind, count(*) AS "count!"
+             FROM reconciled.flags WHERE closed_at IS NULL GROUP BY kind ORDER BY kind"#,
+    )
+    .fetch_all(pool)
+    .await
+    .map_err(refused)?;
+    for row in flags {
+        let kind = coded("reconciled.flags", "kind", &row.kind, FlagKind::from_code)?;
+        figures.flags.push((kind, count(row.count)));
+    }
+    Ok(figures)
+}
+
+fn count(n: i64) -> u64 {
+    u64::try_from(n).unwrap_or(0)
+}
+
+/// Deletes old checks: see [`crate::store::Store::prune_checks`].
+pub(super) async fn prune_checks(
+    pool: &PgPool,
+    before: Timestamp,
+    limit: u32,
+) -> Result<u64, StoreError> {
+    let done = sqlx::query!(
+        "DELETE FROM reconciled.checks
+          WHERE id IN (
+              SELECT id FROM reconciled.checks
+               WHERE checked_at < $1 ORDER BY checked_at LIMIT $2
+                 FOR UPDATE SKIP LOCKED)",
+        datetime(before),
+        i64::from(limit),
+    )
+    .execute(pool)
+    .await
+    .map_err(|source| StoreError::from_sqlx("to prune checks", source))?;
+    Ok(done.rows_affected())
+}

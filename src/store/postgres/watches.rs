@@ -1,0 +1,319 @@
+//! Watches: opening them, leasing them, and writing down checks that change nothing else.
+
+use std::collections::HashMap;
+
+use sqlx::types::time::OffsetDateTime;
+use sqlx::{PgConnection, PgPool};
+
+use super::finish;
+use super::rows::{WatchRow, datetime, parse_payment, select_payments, texts};
+use super::write::{CheckColumns, insert_checks};
+use crate::domain::{Judged, PaymentId, RawPayment, Timestamp, Watch};
+use crate::store::{Discovered, Followed, Lease, StoreError};
+
+/// Opens watches: see [`crate::store::Store::discover`].
+pub(super) async fn discover(
+    pool: &PgPool,
+    now: Timestamp,
+    stale_before: Timestamp,
+    limit: u32,
+) -> Result<Discovered, StoreError> {
+    let counts = sqlx::query!(
+        r#"WITH open_payments AS (
+               SELECT p.id, p.created_at
+                 FROM payments p
+                 LEFT JOIN reconciled.watches w ON w.payment_id = p.id
+                WHERE p.status IN ('settling', 'unknown', 'settle_failed')
+                  AND (p.status <> 'settling' OR coalesce(p.created_at, '-infinity') < $2)
+                  AND (w.payment_id IS NULL OR w.phase = 'closed')
+                ORDER BY p.created_at NULLS FIRST, p.id
+                LIMIT $3
+           ), owed_back AS (
+               SELECT p.id, p.created_at
+                 FROM orders o
+                 JOIN payments p ON p.order_id = o.id
+                 LEFT JOIN reconciled.watches w ON w.payment_id = p.id
+                WHERE (o.status = 'undelivered' OR o.status = 'paid' AND o.paid_by <> p.id)
+                  AND p.status = 'settled'
+                  AND (w.payment_id IS NULL OR w.phase = 'closed')
+                  AND NOT EXISTS (
+                      SELECT FROM reconciled.refunds_owed r WHERE r.payment_id = p.id)
+                  -- Found to have no money of its own: nothing to owe.
+                  AND NOT EXISTS (
+                      SELECT FROM reconciled.flags f
+                       WHERE f.kind = 'authorization_reused' AND f.payment_id = p.id)
+                ORDER BY p.created_at NULLS FIRST, p.id
+                LIMIT $3
+           ), found AS (
+               SELECT id, created_at FROM open_payments
+                UNION ALL
+               SELECT id, created_at FROM owed_back
+                ORDER BY created_at NULLS FIRST, id
+                LIMIT $3
+           ), written AS (
+               INSERT INTO reconciled.watches AS w (payment_id, phase, opened_at, next_check_at)
+               SELECT id, 'targeted', $1, $1 FROM found ORDER BY id
+               ON CONFLICT (payment_id) DO UPDATE
+                  SET phase = 'targeted', opened_at = $1, next_check_at = $1, checks_done = 0,
+                      consecutive_inconclusive = 0, lease_token = NULL, lease_expires_at = NULL
+                WHERE w.phase = 'closed'
+               -- A row that was there before carries the lock under which it was updated.
+               RETURNING w.xmax = 0 AS is_new
+           )
+           SELECT count(*) FILTER (WHERE is_new) AS "opened!",
+                  count(*) FILTER (WHERE NOT is_new) AS "reopened!"
+             FROM written"#,
+        datetime(now),
+        datetime(stale_before),
+        i64::from(limit),
+    )
+    .fetch_one(pool)
+    .await
+    .map_err(|source| StoreError::from_sqlx("to open watches", source))?;
+    let count = |n: i64| usize::try_from(n).unwrap_or(usize::MAX);
+    Ok(Discovered { opened: count(counts.opened), reopened: count(counts.reopened) })
+}
+
+/// Leases what is due: see [`crate::store::Store::lease_due`].
+pub(super) async fn lease_due(
+    pool: &PgPool,
+    lease: &Lease,
+    limit: u32,
+) -> Result<Vec<Followed>, StoreError> {
+    let mut rows = sqlx::query_as!(
+        WatchRow,
+        r#"WITH due AS MATERIALIZED (
+               SELECT payment_id
+                 FROM reconciled.watches
+                WHERE phase <> 'closed' AND next_check_at <= $2
+                  AND (lease_expires_at IS NULL OR lease_expires_at <= $2)
+                ORDER BY next_check_at, payment_id
+                LIMIT $4
+                  FOR UPDATE SKIP LOCKED
+           )
+           UPDATE reconciled.watches w
+              SET lease_token = $1, lease_expires_at = $3
+             FROM due
+            WHERE w.payment_id = due.payment_id
+           RETURNING w.payment_id, w.phase, w.opened_at, w.next_check_at, w.checks_done,
+                     w.consecutive_inconclusive, w.schedule_id, w.last_verdict"#,
+        lease.token,
+        datetime(lease.now),
+        datetime(lease.expires_at),
+        i64::from(limit),
+    )
+    .fetch_all(pool)
+    .await
+    .map_err(|source| StoreError::from_sqlx("to lease due watches", source))?;
+    rows.sort_by(|a, b| (a.next_check_at, &a.payment_id).cmp(&(b.next_check_at, &b.payment_id)));
+    with_payments(pool, rows).await
+}
+
+/// Leases one page of a full reconcile: see [`crate::store::Store::lease_page`].
+pub(super) async fn lease_page(
+    pool: &PgPool,
+    lease: &Lease,
+    after: Option<&PaymentId>,
+    limit: u32,
+) -> Result<Vec<Followed>, StoreError> {
+    // The order of ids is the database's own, whatever its collation: the page is numbered there.
+    let rows = sqlx::query!(
+        r#"WITH page AS MATERIALIZED (
+               SELECT payment_id
+                 FROM reconciled.watches
+                WHERE phase <> 'closed' AND payment_id > $5
+                  AND (lease_expires_at IS NULL OR lease_expires_at <= $2 OR lease_token = $1)
+                ORDER BY payment_id
+                LIMIT $4
+                  FOR UPDATE SKIP LOCKED
+           ), leased AS (
+               UPDATE reconciled.watches w
+                  SET lease_token = $1, lease_expires_at = $3
+                 FROM page
+                WHERE w.payment_id = page.payment_id
+               RETURNING w.*
+           )
+           SELECT payment_id AS "payment_id!", phase AS "phase!", opened_at AS "opened_at!",
+                  next_check_at, checks_done AS "checks_done!",
+                  consecutive_inconclusive AS "consecutive_inconclusive!", schedule_id,
+                  last_verdict
+             FROM leased
+            ORDER BY payment_id"#,
+        lease.token,
+        datetime(lease.now),
+        datetime(lease.expires_at),
+        i64::from(limit),
+        after.map_or("", PaymentId::as_str),
+    )
+    .fetch_all(pool)
+    .await
+    .map_err(|source| StoreError::from_sqlx("to lease a page of watches", source))?;
+    let rows = rows
+        .into_iter()
+        .map(|row| WatchRow {
+            payment_id: row.payment_id,
+            phase: row.phase,
+            opened_at: row.opened_at,
+            next_check_at: row.next_check_at,
+            checks_done: row.checks_done,
+            consecutive_inconclusive: row.consecutive_inconclusive,
+            schedule_id: row.schedule_id,
+            last_verdict: row.last_verdict,
+        })
+        .collect();
+    with_payments(pool, rows).await
+}
+
+/// The payments of leased watches, in the watches' order. Read after the lease is committed: what
+/// decides is read again, locked, when a verdict is applied.
+async fn with_payments(pool: &PgPool, rows: Vec<WatchRow>) -> Result<Vec<Followed>, StoreError> {
+    if rows.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ids: Vec<String> = rows.iter().map(|row| row.payment_id.clone()).collect();
+    let payments: HashMap<String, RawPayment> =
+        select_payments!("WHERE id = ANY($1::text[])", &ids)
+            .fetch_all(pool)
+            .await
+            .map_err(|source| StoreError::from_sqlx("to read payments", source))?
+            .into_iter()
+            .map(|row| (row.id.clone(), row))
+            .collect();
+    rows.into_iter()
+        .map(|row| {
+            let watch = Watch::try_from(row)?;
+            let row = payments.get(watch.payment_id.as_str());
+            let payment = parse_payment(&watch.payment_id, row);
+            Ok(Followed { watch, payment })
+        })
+        .collect()
+}
+
+/// When the next watch is due: see [`crate::store::Store::next_due_at`].
+pub(super) async fn next_due_at(
+    pool: &PgPool,
+    now: Timestamp,
+) -> Result<Option<Timestamp>, StoreError> {
+    let next = sqlx::query_scalar!(
+        r#"SELECT next_check_at AS "at!"
+             FROM reconciled.watches
+            WHERE phase <> 'closed' AND next_check_at IS NOT NULL
+              AND (lease_expires_at IS NULL OR lease_expires_at <= $1)
+            ORDER BY next_check_at
+            LIMIT 1"#,
+        datetime(now),
+    )
+    .fetch_optional(pool)
+    .await
+    .map_err(|source| StoreError::from_sqlx("to read when a watch is due", source))?;
+    Ok(next.map(Timestamp::from))
+}
+
+/// Writes down checks that change nothing but their watch: see [`crate::store::Store::reschedule`].
+pub(super) async fn reschedule(
+    pool: &PgPool,
+    lease: &Lease,
+    checks: &[Judged],
+) -> Result<usize, StoreError> {
+    if checks.is_empty() {
+        return Ok(0);
+    }
+    let refused = |source| StoreError::from_sqlx("to write checks", source);
+    let mut transaction = pool.begin().await.map_err(refused)?;
+    let written = write_checks(&mut transaction, lease, checks).await;
+    finish(transaction, written).await.map_err(refused)
+}
+
+async fn write_checks(
+    connection: &mut PgConnection,
+    lease: &Lease,
+    checks: &[Judged],
+) -> Result<usize, sqlx::Error> {
+    let phases: Vec<String> = checks.iter().map(|c| c.due.open.phase.code().to_owned()).collect();
+    let next: Vec<Option<OffsetDateTime>> =
+        checks.iter().map(|c| c.due.open.at.map(datetime)).collect();
+    let columns = CheckColumns::of(checks);
+    // Rows are locked in order of id here as everywhere, so that nobody waits in a circle.
+    let written = sqlx::query_scalar!(
+        r#"WITH held AS MATERIALIZED (
+               SELECT payment_id FROM reconciled.watches
+                WHERE payment_id = ANY($2::text[]) AND lease_token = $1
+                ORDER BY payment_id
+                  FOR UPDATE
+           )
+           UPDATE reconciled.watches w
+              SET phase = c.phase,
+                  next_check_at = c.next_check_at,
+                  checks_done = w.checks_done + 1,
+                  consecutive_inconclusive =
+                      CASE WHEN c.inconclusive THEN w.consecutive_inconclusive + 1 ELSE 0 END,
+                  last_verdict = c.verdict,
+                  last_block = coalesce(c.block_number, w.last_block),
+                  lease_token = NULL,
+                  lease_expires_at = NULL
+             FROM held, unnest($2::text[], $3::text[], $4::timestamptz[], $5::bool[], $6::text[],
+                               $7::bigint[])
+                        AS c (payment_id, phase, next_check_at, inconclusive, verdict, block_number)
+            WHERE w.payment_id = held.payment_id AND c.payment_id = held.payment_id
+           RETURNING w.payment_id"#,
+        lease.token,
+        &columns.payments,
+        &phases,
+        &next as &[Option<OffsetDateTime>],
+        &columns.inconclusive,
+        &columns.verdicts,
+        &columns.blocks as &[Option<i64>],
+    )
+    .fetch_all(&mut *connection)
+    .await?;
+    insert_checks(connection, &columns, &written).await?;
+    Ok(written.len())
+}
+
+/// Gives the lease back: see [`crate::store::Store::release`].
+pub(super) async fn release(pool: &PgPool, lease: &Lease) -> Result<usize, StoreError> {
+    let done = sqlx::query!(
+        "WITH held AS MATERIALIZED (
+             SELECT payment_id FROM reconciled.watches
+              WHERE phase <> 'closed' AND lease_token = $1
+              ORDER BY payment_id
+                FOR UPDATE
+         )
+         UPDATE reconciled.watches w
+            SET lease_token = NULL, lease_expires_at = NULL
+           FROM held
+          WHERE w.payment_id = held.payment_id",
+        lease.token,
+    )
+    .execute(pool)
+    .await
+    .map_err(|source| StoreError::from_sqlx("to give a lease back", source))?;
+    Ok(usize::try_from(done.rows_affected()).unwrap_or(usize::MAX))
+}
+
+/// Makes watches due now: see [`crate::store::Store::recheck`].
+pub(super) async fn recheck(
+    pool: &PgPool,
+    ids: &[PaymentId],
+    now: Timestamp,
+) -> Result<Vec<PaymentId>, StoreError> {
+    let found = sqlx::query_scalar!(
+        r#"INSERT INTO reconciled.watches AS w (payment_id, phase, opened_at, next_check_at)
+           SELECT id, 'targeted', $2::timestamptz, $2
+             FROM payments WHERE id = ANY($1::text[]) ORDER BY id
+           ON CONFLICT (payment_id) DO UPDATE
+              SET next_check_at = $2,
+                  phase = CASE WHEN w.phase = 'closed' THEN 'targeted' ELSE w.phase END,
+                  opened_at = CASE WHEN w.phase = 'closed' THEN $2 ELSE w.opened_at END,
+                  checks_done = CASE WHEN w.phase = 'closed' THEN 0 ELSE w.checks_done END,
+                  consecutive_inconclusive = CASE WHEN w.phase = 'closed' THEN 0
+                                                  ELSE w.consecutive_inconclusive END
+           RETURNING payment_id"#,
+        &texts(ids),
+        datetime(now),
+    )
+    .fetch_all(pool)
+    .await
+    .map_err(|source| StoreError::from_sqlx("to make watches due", source))?;
+    Ok(found.into_iter().map(PaymentId::new).collect())
+}
