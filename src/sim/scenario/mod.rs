@@ -294,9 +294,6 @@ impl Scenario {
         if expects_flag("settled_without_transfer") {
             return Some("ledger to chain is not reconciled yet");
         }
-        if self.policy.quorum > 1 {
-            return Some("a quorum of several endpoints is not supported yet");
-        }
         if self.events.iter().any(|event| matches!(event.act, Act::Refund { .. })) {
             return Some("refunds are not followed yet");
         }

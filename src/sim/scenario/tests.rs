@@ -38,7 +38,6 @@ fn what_this_version_cannot_run_says_why() {
         ("tempo_parked.toml", Some("MPP on Tempo is not read yet")),
         ("money_without_a_row.toml", Some("chain to ledger is not reconciled yet")),
         ("settled_without_transfer.toml", Some("ledger to chain is not reconciled yet")),
-        ("endpoints_disagree.toml", Some("a quorum of several endpoints is not supported yet")),
         ("refund_closed_by_the_chain.toml", Some("refunds are not followed yet")),
         ("timeout_then_lands.toml", None),
         ("rpc_down_past_the_deadline.toml", None),
