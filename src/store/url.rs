@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::postgres::PostgresStore;
+use super::sqlite::SqliteStore;
 use super::{Store, StoreError};
 
 /// Where the database is. Never shown: it may hold a password.
@@ -45,6 +46,6 @@ pub async fn connect(
         DatabaseUrl::Postgres(url) => {
             Ok(Arc::new(PostgresStore::connect(url, connections_max).await?))
         }
-        DatabaseUrl::Sqlite(_) => Err(StoreError::Url("sqlite".to_owned())),
+        DatabaseUrl::Sqlite(url) => Ok(Arc::new(SqliteStore::connect(url, connections_max).await?)),
     }
 }

@@ -1,0 +1,143 @@
+//! Creating our tables, and finding out what the gateway has.
+
+use sqlx::SqlitePool;
+
+use super::failed;
+use crate::store::{OptionalTables, StoreError};
+
+/// Where the applied migrations are noted: a gateway may use sqlx in the same file.
+const MIGRATIONS_TABLE: &str = "reconciled_migrations";
+
+/// Indexes on the gateway's tables. Not a migration: where a gateway exposes a view instead of a table,
+/// an index of it is the gateway's to make.
+const GATEWAY_INDEXES: [(&str, &str); 6] = [
+    (
+        "payments",
+        "CREATE INDEX IF NOT EXISTS reconciled_payments_status ON payments (status, created_at)",
+    ),
+    ("payments", "CREATE INDEX IF NOT EXISTS reconciled_payments_order ON payments (order_id)"),
+    ("payments", "CREATE INDEX IF NOT EXISTS reconciled_payments_nonce ON payments (lower(nonce))"),
+    ("orders", "CREATE INDEX IF NOT EXISTS reconciled_orders_status ON orders (status)"),
+    (
+        "stock_reservations",
+        "CREATE INDEX IF NOT EXISTS reconciled_reservations_order ON stock_reservations (order_id)",
+    ),
+    (
+        "payment_identifiers",
+        "CREATE INDEX IF NOT EXISTS reconciled_identifiers_payment \
+         ON payment_identifiers (payment_id)",
+    ),
+];
+
+/// Creates or upgrades what is ours, and what the gateway lacks.
+pub(super) async fn migrate(writer: &SqlitePool) -> Result<(), StoreError> {
+    let mut migrator = sqlx::migrate!("migrations/sqlite");
+    migrator.dangerous_set_table_name(MIGRATIONS_TABLE);
+    migrator.run(writer).await.map_err(|e| StoreError::Migrate(Box::new(e)))?;
+    let operation = "to index the gateway's tables";
+    for (table, statement) in GATEWAY_INDEXES {
+        let is_table: bool = sqlx::query_scalar(
+            "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?)",
+        )
+        .bind(table)
+        .fetch_one(writer)
+        .await
+        .map_err(failed(operation))?;
+        if is_table {
+            sqlx::query(statement).execute(writer).await.map_err(failed(operation))?;
+        }
+    }
+    Ok(())
+}
+
+/// The columns of the contract that are read or written here.
+const REQUIRED: [(&str, &[&str]); 2] = [
+    ("orders", &["id", "kind", "status", "paid_by", "delivered_at", "updated_at"]),
+    (
+        "payments",
+        &[
+            "id",
+            "order_id",
+            "rail",
+            "method",
+            "chain_id",
+            "token",
+            "payer",
+            "pay_to",
+            "amount",
+            "nonce",
+            "valid_after",
+            "valid_before",
+            "tx_hash",
+            "status",
+            "created_at",
+            "broadcast_at",
+            "settled_at",
+            "updated_at",
+        ],
+    ),
+];
+
+const STOCK: [(&str, &[&str]); 2] = [
+    ("stock_reservations", &["id", "order_id", "sku", "quantity", "status"]),
+    ("stock", &["sku", "available"]),
+];
+
+const IDENTIFIERS: (&str, &[&str]) =
+    ("payment_identifiers", &["id", "payment_id", "status", "response", "updated_at"]);
+
+const OWN: [&str; 12] = [
+    "reconciled_watches",
+    "reconciled_resolutions",
+    "reconciled_checks",
+    "reconciled_refunds_owed",
+    "reconciled_flags",
+    "reconciled_events",
+    "reconciled_settle_latencies",
+    "reconciled_schedules",
+    "reconciled_transfers",
+    "reconciled_cursors",
+    "reconciled_reconcile_runs",
+    "reconciled_retry_outcomes",
+];
+
+/// Checks that what is required is there, column by column, and says which optional tables are.
+pub(super) async fn verify(reader: &SqlitePool) -> Result<OptionalTables, StoreError> {
+    for (table, expected) in REQUIRED {
+        if !has_table(reader, table, expected).await? {
+            return Err(StoreError::Schema { missing: format!("the table {table}") });
+        }
+    }
+    for table in OWN {
+        if !has_table(reader, table, &[]).await? {
+            return Err(StoreError::Schema { missing: format!("the table {table}") });
+        }
+    }
+    let mut stock = true;
+    for (table, expected) in STOCK {
+        stock &= has_table(reader, table, expected).await?;
+    }
+    let (table, expected) = IDENTIFIERS;
+    let identifiers = has_table(reader, table, expected).await?;
+    Ok(OptionalTables { stock, identifiers })
+}
+
+/// Whether there is a table or view of that name; when there is, it must have the columns.
+async fn has_table(
+    reader: &SqlitePool,
+    table: &str,
+    expected: &[&str],
+) -> Result<bool, StoreError> {
+    let columns: Vec<String> = sqlx::query_scalar("SELECT name FROM pragma_table_info(?)")
+        .bind(table)
+        .fetch_all(reader)
+        .await
+        .map_err(failed("to describe its tables"))?;
+    if columns.is_empty() {
+        return Ok(false);
+    }
+    match expected.iter().find(|name| !columns.iter().any(|c| c.eq_ignore_ascii_case(name))) {
+        Some(name) => Err(StoreError::Schema { missing: format!("the column {table}.{name}") }),
+        None => Ok(true),
+    }
+}
