@@ -31,7 +31,9 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Set on every connection. The server ends what takes longer, so that no future has to be dropped and
 /// no lock outlives a process that hangs.
-const SESSION: [(&str, &str); 6] = [
+const SESSION: [(&str, &str); 7] = [
+    // Times that are shown are shown as everywhere else.
+    ("TimeZone", "UTC"),
     ("statement_timeout", "60s"),
     ("lock_timeout", "10s"),
     ("idle_in_transaction_session_timeout", "60s"),
@@ -96,13 +98,14 @@ async fn probe(options: &PgConnectOptions) -> Result<(), StoreError> {
 
 /// Ends a transaction: commits what went well, rolls back what did not. The first error is the one
 /// that tells; when even the rollback fails, the connection is gone and the server rolls back.
-async fn finish<T, E: From<sqlx::Error>>(
+async fn finish<T, E>(
     transaction: Transaction<'_, Postgres>,
     result: Result<T, E>,
+    refused: impl FnOnce(sqlx::Error) -> E,
 ) -> Result<T, E> {
     match result {
         Ok(value) => {
-            transaction.commit().await?;
+            transaction.commit().await.map_err(refused)?;
             Ok(value)
         }
         Err(error) => {

@@ -100,25 +100,19 @@ impl Applier<'_> {
             }
         }
         let mut answers = Vec::with_capacity(batch.len());
-        let mut unwritten = Vec::new();
         for group in self.by_order(batch).await? {
             match self.attempt(&group).await {
                 Ok(applied) => answers.extend(applied),
                 Err(error) => {
                     let error = error.into_unreachable().map_or_else(Ok, Err)?;
-                    let text = error_chain(&error);
-                    answers.extend(group.iter().map(|judged| Applied {
-                        payment_id: judged.payment_id.clone(),
-                        result: Err(ApplyFailure::Refused(text.clone())),
+                    let problem = error_chain(&error);
+                    watches::refuse(self.pool, self.lease, &group, &problem).await?;
+                    answers.extend(group.into_iter().map(|judged| Applied {
+                        payment_id: judged.payment_id,
+                        result: Err(ApplyFailure::Refused(problem.clone())),
                     }));
-                    unwritten.extend(group);
                 }
             }
-        }
-        // The check was done and led nowhere: it is written down, so that the next one comes when it
-        // is due and not at once.
-        if !unwritten.is_empty() {
-            watches::reschedule(self.pool, self.lease, &unwritten).await?;
         }
         Ok(answers)
     }
@@ -140,7 +134,7 @@ impl Applier<'_> {
     async fn transact(&self, batch: Vec<Judged>) -> Result<Vec<Applied>, ApplyError> {
         let mut transaction = self.pool.begin().await?;
         let applied = self.write(&mut transaction, batch).await;
-        finish(transaction, applied).await
+        finish(transaction, applied, ApplyError::from).await
     }
 
     async fn write(
@@ -163,7 +157,7 @@ impl Applier<'_> {
         }
         let mut ledger = read_ledger(connection, &batch, self.optional).await?;
         let decided = ledger.resolve_all(batch, self.policy, self.now);
-        write::write_all(connection, &ledger, &decided, self.now).await?;
+        write::write_all(connection, &decided, self.now).await?;
         applied.extend(decided.iter().map(answer));
         Ok(applied)
     }

@@ -1,16 +1,20 @@
 //! What people and metrics ask: stories, figures, and the pruning of old checks.
 
 use serde_json::Value;
-use sqlx::PgPool;
 use sqlx::types::time::OffsetDateTime;
+use sqlx::{PgConnection, PgPool};
 
+use super::finish;
 use super::rows::{WatchRow, datetime};
 use crate::domain::{FlagKind, PaymentId, Phase, RefundReason, RefundStatus, Timestamp, Watch};
 use crate::store::row::{coded, unsigned};
 use crate::store::{Figures, OptionalTables, STORY_CHECKS_MAX, StoreError, Story, StoryCheck};
 
 const STORY: &str = "to read what is known about a payment";
-const FIGURES: &str = "to count";
+const FIGURES: &str = "to count for metrics";
+
+/// Several reads that fit together.
+const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
 /// The payments of an order: see [`crate::store::Store::payments_of_order`].
 pub(super) async fn payments_of_order(
@@ -43,10 +47,22 @@ pub(super) async fn story(
     optional: OptionalTables,
     id: &PaymentId,
 ) -> Result<Option<Story>, StoreError> {
+    // One snapshot for the whole story.
     let refused = |source| StoreError::from_sqlx(STORY, source);
-    let id = id.as_str();
+    let mut transaction = pool.begin_with(SNAPSHOT).await.map_err(refused)?;
+    let story = story_in(&mut transaction, optional, id.as_str()).await;
+    finish(transaction, story, refused).await
+}
+
+async fn story_in(
+    connection: &mut PgConnection,
+    optional: OptionalTables,
+    id: &str,
+) -> Result<Option<Story>, StoreError> {
+    let refused = |source| StoreError::from_sqlx(STORY, source);
+    // Without the credential: whoever holds that can still submit it.
     let payment = sqlx::query!(
-        r#"SELECT jsonb_strip_nulls(to_jsonb(p) || jsonb_build_object(
+        r#"SELECT jsonb_strip_nulls(to_jsonb(p) - 'credential' || jsonb_build_object(
                       'amount', amount::text,
                       'valid_after', valid_after::text,
                       'valid_before', valid_before::text))::text AS "row!",
@@ -54,7 +70,7 @@ pub(super) async fn story(
              FROM payments p WHERE id = $1"#,
         id,
     )
-    .fetch_optional(pool)
+    .fetch_optional(&mut *connection)
     .await
     .map_err(refused)?;
     let Some(payment) = payment else { return Ok(None) };
@@ -63,7 +79,7 @@ pub(super) async fn story(
         r#"SELECT json_strip_nulls(row_to_json(o))::text AS "row!" FROM orders o WHERE id = $1"#,
         order_id,
     )
-    .fetch_all(pool)
+    .fetch_all(&mut *connection)
     .await
     .map_err(refused)?;
     let siblings = sqlx::query_scalar!(
@@ -72,7 +88,7 @@ pub(super) async fn story(
         order_id,
         id,
     )
-    .fetch_all(pool)
+    .fetch_all(&mut *connection)
     .await
     .map_err(refused)?;
     let mut reservations = Vec::new();
@@ -82,18 +98,18 @@ pub(super) async fn story(
                  FROM stock_reservations r WHERE order_id = $1 ORDER BY id"#,
             order_id,
         )
-        .fetch_all(pool)
+        .fetch_all(&mut *connection)
         .await
         .map_err(refused)?;
     }
     let mut identifiers = Vec::new();
     if optional.identifiers {
         identifiers = sqlx::query_scalar!(
-            r#"SELECT json_strip_nulls(row_to_json(i))::text AS "row!"
+            r#"SELECT jsonb_strip_nulls(to_jsonb(i) - 'response')::text AS "row!"
                  FROM payment_identifiers i WHERE payment_id = $1 ORDER BY id"#,
             id,
         )
-        .fetch_all(pool)
+        .fetch_all(&mut *connection)
         .await
         .map_err(refused)?;
     }
@@ -103,15 +119,15 @@ pub(super) async fn story(
         siblings: values(siblings)?,
         reservations: values(reservations)?,
         identifiers: values(identifiers)?,
-        watch: watch(pool, id).await?,
-        checks: checks(pool, id).await?,
+        watch: watch(connection, id).await?,
+        checks: checks(connection, id).await?,
         resolutions: values(
             sqlx::query_scalar!(
                 r#"SELECT json_strip_nulls(row_to_json(r))::text AS "row!"
                      FROM reconciled.resolutions r WHERE payment_id = $1 ORDER BY id"#,
                 id,
             )
-            .fetch_all(pool)
+            .fetch_all(&mut *connection)
             .await
             .map_err(refused)?,
         )?,
@@ -122,7 +138,7 @@ pub(super) async fn story(
                      FROM reconciled.refunds_owed r WHERE payment_id = $1"#,
                 id,
             )
-            .fetch_all(pool)
+            .fetch_all(&mut *connection)
             .await
             .map_err(refused)?,
         )?
@@ -133,7 +149,7 @@ pub(super) async fn story(
                      FROM reconciled.flags f WHERE payment_id = $1 ORDER BY id"#,
                 id,
             )
-            .fetch_all(pool)
+            .fetch_all(&mut *connection)
             .await
             .map_err(refused)?,
         )?,
@@ -143,14 +159,14 @@ pub(super) async fn story(
                      FROM reconciled.events e WHERE payment_id = $1 ORDER BY id"#,
                 id,
             )
-            .fetch_all(pool)
+            .fetch_all(&mut *connection)
             .await
             .map_err(refused)?,
         )?,
     }))
 }
 
-async fn watch(pool: &PgPool, id: &str) -> Result<Option<Watch>, StoreError> {
+async fn watch(connection: &mut PgConnection, id: &str) -> Result<Option<Watch>, StoreError> {
     sqlx::query_as!(
         WatchRow,
         "SELECT payment_id, phase, opened_at, next_check_at, checks_done,
@@ -158,7 +174,7 @@ async fn watch(pool: &PgPool, id: &str) -> Result<Option<Watch>, StoreError> {
            FROM reconciled.watches WHERE payment_id = $1",
         id,
     )
-    .fetch_optional(pool)
+    .fetch_optional(&mut *connection)
     .await
     .map_err(|source| StoreError::from_sqlx(STORY, source))?
     .map(Watch::try_from)
@@ -166,7 +182,7 @@ async fn watch(pool: &PgPool, id: &str) -> Result<Option<Watch>, StoreError> {
 }
 
 /// The newest checks, oldest first.
-async fn checks(pool: &PgPool, id: &str) -> Result<Vec<StoryCheck>, StoreError> {
+async fn checks(connection: &mut PgConnection, id: &str) -> Result<Vec<StoryCheck>, StoreError> {
     let rows = sqlx::query!(
         "SELECT checked_at, verdict, block_number, detail
            FROM reconciled.checks WHERE payment_id = $1
@@ -174,7 +190,7 @@ async fn checks(pool: &PgPool, id: &str) -> Result<Vec<StoryCheck>, StoreError> 
         id,
         STORY_CHECKS_MAX,
     )
-    .fetch_all(pool)
+    .fetch_all(&mut *connection)
     .await
     .map_err(|source| StoreError::from_sqlx(STORY, source))?;
     rows.into_iter()
@@ -196,14 +212,21 @@ async fn checks(pool: &PgPool, id: &str) -> Result<Vec<StoryCheck>, StoreError> 
 /// Figures for metrics: see [`crate::store::Store::figures`].
 pub(super) async fn figures(pool: &PgPool, now: Timestamp) -> Result<Figures, StoreError> {
     let refused = |source| StoreError::from_sqlx(FIGURES, source);
+    let mut transaction = pool.begin_with(SNAPSHOT).await.map_err(refused)?;
+    let figures = figures_in(&mut transaction, now).await;
+    finish(transaction, figures, refused).await
+}
+
+async fn figures_in(connection: &mut PgConnection, now: Timestamp) -> Result<Figures, StoreError> {
+    let refused = |source| StoreError::from_sqlx(FIGURES, source);
     let mut figures = Figures::default();
     let open = sqlx::query!(
         r#"SELECT phase, count(*) AS "count!", min(opened_at) AS "oldest!",
-                  count(*) FILTER (WHERE next_check_at <= $1) AS "overdue!"
+                  count(*) FILTER (WHERE next_check_at < $1) AS "overdue!"
              FROM reconciled.watches WHERE phase <> 'closed' GROUP BY phase ORDER BY phase"#,
         datetime(now),
     )
-    .fetch_all(pool)
+    .fetch_all(&mut *connection)
     .await
     .map_err(refused)?;
     for row in open {
@@ -217,7 +240,7 @@ pub(super) async fn figures(pool: &PgPool, now: Timestamp) -> Result<Figures, St
         r#"SELECT reason, status, count(*) AS "count!"
              FROM reconciled.refunds_owed GROUP BY reason, status ORDER BY reason, status"#,
     )
-    .fetch_all(pool)
+    .fetch_all(&mut *connection)
     .await
     .map_err(refused)?;
     for row in refunds {
@@ -230,7 +253,7 @@ pub(super) async fn figures(pool: &PgPool, now: Timestamp) -> Result<Figures, St
         r#"SELECT kind, count(*) AS "count!"
              FROM reconciled.flags WHERE closed_at IS NULL GROUP BY kind ORDER BY kind"#,
     )
-    .fetch_all(pool)
+    .fetch_all(&mut *connection)
     .await
     .map_err(refused)?;
     for row in flags {

@@ -9,6 +9,7 @@ use super::finish;
 use super::rows::{WatchRow, datetime, parse_payment, select_payments, texts};
 use super::write::{CheckColumns, insert_checks};
 use crate::domain::{Judged, PaymentId, RawPayment, Timestamp, Watch};
+use crate::store::row::one_line;
 use crate::store::{Discovered, Followed, Lease, StoreError};
 
 /// Opens watches: see [`crate::store::Store::discover`].
@@ -218,21 +219,52 @@ pub(super) async fn reschedule(
     if checks.is_empty() {
         return Ok(0);
     }
-    let refused = |source| StoreError::from_sqlx("to write checks", source);
-    let mut transaction = pool.begin().await.map_err(refused)?;
-    let written = write_checks(&mut transaction, lease, checks).await;
-    finish(transaction, written).await.map_err(refused)
+    let phases = checks.iter().map(|c| Some(c.due.open.phase.code().to_owned())).collect();
+    let next = checks.iter().map(|c| c.due.open.at.map(datetime)).collect();
+    write_checks(pool, lease, Next { phases, next }, &CheckColumns::of(checks)).await
+}
+
+/// Writes down checks whose resolution the database refused, with its words: nothing but the watch
+/// changes, which stays in its phase and is due when it would have been.
+pub(super) async fn refuse(
+    pool: &PgPool,
+    lease: &Lease,
+    checks: &[Judged],
+    problem: &str,
+) -> Result<(), StoreError> {
+    let phases = checks.iter().map(|_| None).collect();
+    let at = |c: &Judged| c.due.open.at.unwrap_or(c.due.finality);
+    let next = checks.iter().map(|c| Some(datetime(at(c)))).collect();
+    let detail = one_line(&format!("not applied: {problem}"));
+    let mut columns = CheckColumns::of(checks);
+    columns.details.fill(Some(detail));
+    write_checks(pool, lease, Next { phases, next }, &columns).await.map(|_| ())
+}
+
+/// What becomes of each watch; no phase keeps the one it has.
+struct Next {
+    phases: Vec<Option<String>>,
+    next: Vec<Option<OffsetDateTime>>,
 }
 
 async fn write_checks(
+    pool: &PgPool,
+    lease: &Lease,
+    next: Next,
+    columns: &CheckColumns,
+) -> Result<usize, StoreError> {
+    let refused = |source| StoreError::from_sqlx("to write checks", source);
+    let mut transaction = pool.begin().await.map_err(refused)?;
+    let written = write_checks_in(&mut transaction, lease, next, columns).await.map_err(refused);
+    finish(transaction, written, refused).await
+}
+
+async fn write_checks_in(
     connection: &mut PgConnection,
     lease: &Lease,
-    checks: &[Judged],
+    Next { phases, next }: Next,
+    columns: &CheckColumns,
 ) -> Result<usize, sqlx::Error> {
-    let phases: Vec<String> = checks.iter().map(|c| c.due.open.phase.code().to_owned()).collect();
-    let next: Vec<Option<OffsetDateTime>> =
-        checks.iter().map(|c| c.due.open.at.map(datetime)).collect();
-    let columns = CheckColumns::of(checks);
     // Rows are locked in order of id here as everywhere, so that nobody waits in a circle.
     let written = sqlx::query_scalar!(
         r#"WITH held AS MATERIALIZED (
@@ -242,7 +274,7 @@ async fn write_checks(
                   FOR UPDATE
            )
            UPDATE reconciled.watches w
-              SET phase = c.phase,
+              SET phase = coalesce(c.phase, w.phase),
                   next_check_at = c.next_check_at,
                   checks_done = w.checks_done + 1,
                   consecutive_inconclusive =
@@ -258,7 +290,7 @@ async fn write_checks(
            RETURNING w.payment_id"#,
         lease.token,
         &columns.payments,
-        &phases,
+        &phases as &[Option<String>],
         &next as &[Option<OffsetDateTime>],
         &columns.inconclusive,
         &columns.verdicts,
@@ -266,7 +298,7 @@ async fn write_checks(
     )
     .fetch_all(&mut *connection)
     .await?;
-    insert_checks(connection, &columns, &written).await?;
+    insert_checks(connection, columns, &written).await?;
     Ok(written.len())
 }
 

@@ -13,23 +13,22 @@ use sqlx::types::time::OffsetDateTime;
 use super::apply::ApplyError;
 use super::rows::{block_datetime, datetime, hex, texts};
 use crate::domain::{
-    Decided, EventKind, FlagKind, IdentifierStatus, Judged, Ledger, OrderChange, OrderId,
-    PaymentStatus, Phase, RefundChange, RefundOwed, ReservationStatus, Settlement, Sku, Timestamp,
-    TransferChange, Verdict,
+    Decided, EventKind, FlagKind, IdentifierStatus, Judged, OrderChange, OrderId, PaymentStatus,
+    Phase, RefundChange, RefundOwed, ReservationStatus, Settlement, Sku, Timestamp, TransferChange,
+    Verdict,
 };
 use crate::store::row::{CAUSE_GONE, DAEMON, check_detail, column_number, evidence_json};
 
 /// Writes everything of these resolutions.
 pub(super) async fn write_all(
     connection: &mut PgConnection,
-    ledger: &Ledger,
     decided: &[Decided],
     now: Timestamp,
 ) -> Result<(), ApplyError> {
     let now = datetime(now);
     write_orders(connection, decided, now).await?;
     write_payments(connection, decided, now).await?;
-    write_stock(connection, ledger, decided).await?;
+    write_stock(connection, decided).await?;
     write_identifiers(connection, decided, now).await?;
     write_transfers(connection, decided, now).await?;
     write_refunds(connection, decided).await?;
@@ -119,17 +118,12 @@ async fn write_payments(
     all_written("payments", ids.len(), &result)
 }
 
-async fn write_stock(
-    connection: &mut PgConnection,
-    ledger: &Ledger,
-    decided: &[Decided],
-) -> Result<(), ApplyError> {
+async fn write_stock(connection: &mut PgConnection, decided: &[Decided]) -> Result<(), ApplyError> {
     let mut statuses: BTreeMap<&str, ReservationStatus> = BTreeMap::new();
     let mut shelf: BTreeMap<&Sku, i64> = BTreeMap::new();
     for change in decided.iter().flat_map(|d| &d.reservations) {
         statuses.insert(&change.id, change.status);
-        // What is not on any shelf cannot go back on one.
-        if change.shelf != 0 && ledger.stock.contains_key(&change.sku) {
+        if change.shelf != 0 {
             let sum = shelf.entry(&change.sku).or_default();
             *sum = sum.saturating_add(change.shelf);
         }
@@ -155,7 +149,7 @@ async fn write_stock(
     }
     let skus: Vec<String> = shelf.keys().map(|sku| sku.as_str().to_owned()).collect();
     let amounts: Vec<i64> = shelf.values().copied().collect();
-    // Never below zero, whatever was read before.
+    // Never below zero, and never lost because the sku is on no shelf.
     let result = sqlx::query!(
         "UPDATE stock s SET available = s.available + c.amount
            FROM unnest($1::text[], $2::bigint[]) AS c (sku, amount)
@@ -194,6 +188,8 @@ async fn write_identifiers(
     .await?;
     all_written("payment_identifiers", ids.len(), &result)?;
 
+    let outcomes: Vec<String> =
+        changes.values().map(|(_, d)| d.resolution.outcome.code().to_owned()).collect();
     let orders: Vec<String> = changes
         .values()
         .map(|(_, d)| d.order_id.as_ref().map_or_else(String::new, ToString::to_string))
@@ -205,9 +201,9 @@ async fn write_identifiers(
                 (identifier_sha256, payment_id, order_id, outcome, tx_hash, response_sha256,
                  updated_at)
          SELECT encode(sha256(convert_to(i.id, 'UTF8')), 'hex'), i.payment_id, c.order_id,
-                c.status, c.tx_hash, encode(sha256(convert_to(i.response::text, 'UTF8')), 'hex'), $5
+                c.outcome, c.tx_hash, encode(sha256(convert_to(i.response::text, 'UTF8')), 'hex'), $5
            FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
-                    AS c (id, order_id, status, tx_hash)
+                    AS c (id, order_id, outcome, tx_hash)
            JOIN payment_identifiers i ON i.id = c.id
          ON CONFLICT (identifier_sha256) DO UPDATE
             SET payment_id = excluded.payment_id, order_id = excluded.order_id,
@@ -215,7 +211,7 @@ async fn write_identifiers(
                 response_sha256 = excluded.response_sha256, updated_at = excluded.updated_at",
         &ids,
         &orders,
-        &statuses,
+        &outcomes,
         &transactions as &[Option<String>],
         now,
     )
@@ -361,7 +357,7 @@ async fn write_refunds(
             "UPDATE reconciled.refunds_owed SET status = 'void', note = $2
               WHERE payment_id = ANY($1::text[]) AND status IN ('owed', 'blocked')",
             &texts(voided.iter().copied()),
-            "the transfer behind it vanished in a reorg",
+            "the transfer vanished in a reorg",
         )
         .execute(connection)
         .await?;
