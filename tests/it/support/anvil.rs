@@ -2,6 +2,8 @@
 //!
 //! Every test has its own, on a port the system chose; it ends with the test.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
