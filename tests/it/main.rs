@@ -2,5 +2,6 @@
 
 mod chain_reader;
 mod process;
+mod sim_node;
 mod store_conformance;
 mod support;
