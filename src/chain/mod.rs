@@ -4,13 +4,26 @@
 //! [`crate::domain::judge`]'s business. Nothing here can send, either: the transport refuses every
 //! JSON-RPC method that is not on its allow-list (I1).
 
+mod blocks;
+mod eip3009;
+mod endpoint;
+mod error;
+mod logs;
+mod multicall;
+mod transport;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use alloy_primitives::{Address, address};
 use url::Url;
 
-use crate::domain::{ChainId, EndpointName, Evidence, Payment, Timestamp};
+use crate::domain::{
+    ChainId, EndpointName, Evidence, Method, NonceState, Observation, Payment, ReadFailure,
+    Reading, Timestamp,
+};
+use eip3009::Asked;
+use endpoint::Endpoint;
 
 /// Multicall3's canonical address, the same on every chain that has it.
 pub const MULTICALL3: Address = address!("0xcA11bde05977b3631167028862bE2a173976CA11");
@@ -77,8 +90,8 @@ pub enum Breadth {
 
 /// One chain, read through its endpoints.
 pub struct Chain {
-    settings: ChainSettings,
-    observer: Arc<dyn RpcObserver>,
+    settings: Arc<ChainSettings>,
+    endpoints: Vec<Arc<Endpoint>>,
 }
 
 /// The chain cannot be set up as configured.
@@ -97,7 +110,23 @@ impl Chain {
         settings: ChainSettings,
         observer: Arc<dyn RpcObserver>,
     ) -> Result<Self, ChainSetupError> {
-        Ok(Self { settings, observer })
+        let chain_id = settings.chain_id;
+        let refuse = |problem: String| ChainSetupError { chain_id, problem };
+        if settings.endpoints.is_empty() {
+            return Err(refuse("name at least one endpoint".to_owned()));
+        }
+        if settings.batch_max == 0 || settings.log_range_max == 0 {
+            return Err(refuse("the largest batch and log range must be at least 1".to_owned()));
+        }
+        let mut endpoints: Vec<Arc<Endpoint>> = Vec::with_capacity(settings.endpoints.len());
+        for endpoint in &settings.endpoints {
+            if endpoints.iter().any(|other| other.name == endpoint.name) {
+                return Err(refuse(format!("two endpoints are named {}", endpoint.name)));
+            }
+            let endpoint = Endpoint::new(&settings, endpoint, observer.clone()).map_err(refuse)?;
+            endpoints.push(Arc::new(endpoint));
+        }
+        Ok(Self { settings: Arc::new(settings), endpoints })
     }
 
     /// How the chain is read.
@@ -115,7 +144,70 @@ impl Chain {
         breadth: Breadth,
         now: Timestamp,
     ) -> Vec<Evidence> {
-        let _ = (&self.observer, breadth, now);
-        payments.iter().map(|_| Evidence::default()).collect()
+        debug_assert!(payments.iter().all(|payment| {
+            payment.chain_id == self.settings.chain_id && payment.method == Method::Eip3009
+        }));
+        let mut evidence = vec![Evidence::default(); payments.len()];
+        if payments.is_empty() {
+            return evidence;
+        }
+        let asked: Vec<Asked> = payments.iter().map(Asked::from).collect();
+        match breadth {
+            Breadth::FirstAnswer => self.read_until_answered(&asked, now, &mut evidence).await,
+            Breadth::All => self.read_all(asked.into(), now, &mut evidence).await,
+        }
+        evidence
     }
+
+    /// Asks one endpoint after the other, each only about what has no evidence yet.
+    async fn read_until_answered(
+        &self,
+        asked: &[Asked],
+        now: Timestamp,
+        evidence: &mut [Evidence],
+    ) {
+        let mut open: Vec<usize> = (0..asked.len()).collect();
+        for endpoint in &self.endpoints {
+            let question: Vec<Asked> = open.iter().map(|index| asked[*index]).collect();
+            let outcomes = endpoint.read_eip3009(&self.settings, &question, now).await;
+            let mut unanswered = Vec::new();
+            for (index, outcome) in open.into_iter().zip(outcomes) {
+                if !is_evidence(&outcome) {
+                    unanswered.push(index);
+                }
+                let endpoint = endpoint.name.clone();
+                evidence[index].readings.push(Reading { endpoint, outcome });
+            }
+            open = unanswered;
+            if open.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Asks every endpoint about everything, at the same time.
+    async fn read_all(&self, asked: Arc<[Asked]>, now: Timestamp, evidence: &mut [Evidence]) {
+        // Not detached: when this future is dropped, so is the set, and the reads end.
+        let mut reads = tokio::task::JoinSet::new();
+        for (place, endpoint) in self.endpoints.iter().enumerate() {
+            let (endpoint, settings) = (endpoint.clone(), self.settings.clone());
+            let asked = asked.clone();
+            reads
+                .spawn(async move { (place, endpoint.read_eip3009(&settings, &asked, now).await) });
+        }
+        let mut answers = reads.join_all().await;
+        answers.sort_by_key(|(place, _)| *place);
+        for (place, outcomes) in answers {
+            for (evidence, outcome) in evidence.iter_mut().zip(outcomes) {
+                let endpoint = self.endpoints[place].name.clone();
+                evidence.readings.push(Reading { endpoint, outcome });
+            }
+        }
+    }
+}
+
+/// Whether an endpoint's answer is worth stopping at. Used, with no log to say how, is a lagging or
+/// limited node: ask another.
+fn is_evidence(outcome: &Result<Observation, ReadFailure>) -> bool {
+    matches!(outcome, Ok(seen) if !matches!(seen.nonce, NonceState::UsedWithoutLog { .. }))
 }

@@ -1,1 +1,66 @@
-//! chain_reader
+//! The one chain-reader suite: what `Chain::read` must show, on every chain that can be had in a test.
+//!
+//! A case is a generic function over [`backend::TestChain`]. A new backend implements that trait and adds
+//! one `suite!` line. Cases that only a real EVM can stage stand in `on_anvil`.
+
+mod backend;
+mod cases;
+mod faults;
+mod on_anvil;
+mod proxy;
+
+macro_rules! tests {
+    ($module:ident, $chain:ty: $($case:ident)+) => {
+        $(
+            #[tokio::test]
+            async fn $case() {
+                crate::chain_reader::$module::$case::<$chain>().await;
+            }
+        )+
+    };
+}
+
+macro_rules! suite {
+    ($backend:ident, $chain:ty) => {
+        mod $backend {
+            tests! { cases, $chain:
+                an_unused_authorization_reads_unused_and_is_pending
+                a_landed_transfer_reads_exactly_as_it_stands_on_chain
+                a_canceled_authorization_reads_canceled
+                a_transfer_to_somebody_else_is_used_elsewhere
+                a_short_amount_is_used_elsewhere
+                a_reverted_transaction_leaves_the_authorization_unused
+                an_authorization_past_its_window_expires_only_when_finalized
+                four_in_one_transaction_have_their_own_log_indices
+                two_payments_with_one_authorization_see_the_same_transfer
+                a_reorg_removes_a_transfer
+                a_reorg_moves_a_transfer
+                a_settlement_becomes_final
+                without_multicall3_the_answers_are_the_same
+                no_code_at_one_token_does_not_touch_its_neighbours
+                another_chain_id_is_the_wrong_chain
+                an_endpoint_that_is_down_is_passed_over
+                every_endpoint_is_asked_when_breadth_is_all
+                a_head_that_stands_still_gives_no_negative_but_still_a_transfer
+                an_old_payment_and_a_new_one_are_both_found
+                a_thousand_unused_payments_take_few_requests
+                a_hundred_landed_payments_take_few_requests
+            }
+            tests! { faults, $chain:
+                a_small_range_limit_is_learnt_and_everything_is_found
+                a_range_limit_of_nothing_is_range_refused
+                empty_log_answers_send_us_to_the_next_endpoint
+                logs_that_do_not_fit_the_question_are_refused
+                a_transfer_that_does_not_follow_directly_is_no_transfer
+                a_block_that_is_no_longer_canonical_gives_no_evidence
+                a_head_that_is_no_longer_canonical_gives_no_evidence
+                a_finalized_block_above_the_head_is_a_bad_answer
+                states_from_another_block_are_a_bad_answer
+                a_slow_down_is_rate_limited
+                a_failed_log_read_fails_only_the_used_payments
+            }
+        }
+    };
+}
+
+suite!(anvil, super::on_anvil::OnAnvil);

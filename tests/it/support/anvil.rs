@@ -1,1 +1,361 @@
-//! anvil
+//! anvil, a real EVM, with a USDC-like token behind a proxy, Multicall3 and a batcher on it.
+//!
+//! Every test has its own, on a port the system chose; it ends with the test.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use alloy_primitives::{Address, B256, Bytes, U64, U256, keccak256};
+use alloy_signer::SignerSync;
+use alloy_signer_local::PrivateKeySigner;
+use alloy_sol_types::{Eip712Domain, SolCall, SolStruct, SolValue, eip712_domain, sol};
+use reconciled::chain::MULTICALL3;
+use reconciled::domain::{BlockRef, BlockTime};
+use serde_json::{Value, json};
+use url::Url;
+
+/// anvil's own default.
+pub const ANVIL_CHAIN_ID: u64 = 31_337;
+
+/// No answer from anvil for this long fails the test.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Below the gas one transaction may have on recent forks.
+const GAS: &str = "0xf42400";
+
+mod abi {
+    use super::sol;
+
+    sol! {
+        struct TransferWithAuthorization {
+            address from;
+            address to;
+            uint256 value;
+            uint256 validAfter;
+            uint256 validBefore;
+            bytes32 nonce;
+        }
+        struct CancelAuthorization {
+            address authorizer;
+            bytes32 nonce;
+        }
+        function mint(address to, uint256 value) external;
+        function transfer(address to, uint256 value) external returns (bool);
+        function cancelAuthorization(address authorizer, bytes32 nonce, bytes signature) external;
+        function batch(address target, bytes[] calls) external;
+        function forge(address authorizer, bytes32 nonce, address to, uint256 value) external;
+    }
+
+    /// The overload that takes the signature in parts.
+    pub(super) mod parts {
+        alloy_sol_types::sol! {
+            function transferWithAuthorization(
+                address from, address to, uint256 value, uint256 validAfter, uint256 validBefore,
+                bytes32 nonce, uint8 v, bytes32 r, bytes32 s
+            ) external;
+        }
+    }
+
+    /// The overload that takes the signature as bytes.
+    pub(super) mod whole {
+        alloy_sol_types::sol! {
+            function transferWithAuthorization(
+                address from, address to, uint256 value, uint256 validAfter, uint256 validBefore,
+                bytes32 nonce, bytes signature
+            ) external;
+        }
+    }
+}
+
+/// What a payer signs (EIP-3009 `TransferWithAuthorization`). Value in base units, times in Unix seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Authorization {
+    pub payer: Address,
+    pub to: Address,
+    pub value: u64,
+    pub valid_after: u64,
+    pub valid_before: u64,
+    pub nonce: B256,
+}
+
+/// The key of payer number `n`: anyone can know it.
+pub fn payer_key(n: u64) -> PrivateKeySigner {
+    PrivateKeySigner::from_bytes(&keccak256(format!("payer {n}"))).unwrap()
+}
+
+fn tool(variable: &str) -> String {
+    std::env::var(variable).unwrap_or_else(|_| panic!("{variable} is not set: run ./test.sh"))
+}
+
+fn contract(name: &str, part: &str) -> Bytes {
+    let path = format!("{}/{name}.json", tool("RECONCILED_TEST_CONTRACTS"));
+    let text = std::fs::read_to_string(&path)
+        .unwrap_or_else(|error| panic!("{path}: {error}: run ./test.sh"));
+    let json: Value = serde_json::from_str(&text).unwrap();
+    json[part].as_str().unwrap().parse().unwrap()
+}
+
+/// A running anvil.
+pub struct Anvil {
+    process: Child,
+    url: Url,
+    http: reqwest::Client,
+}
+
+impl Drop for Anvil {
+    fn drop(&mut self) {
+        // By its own id, which stays taken until it is waited for.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Anvil {
+    /// Starts anvil; `finalized` is two epochs of `slots_in_an_epoch` blocks behind the head.
+    pub async fn start(slots_in_an_epoch: u64) -> Self {
+        let mut process = Command::new(tool("RECONCILED_TEST_ANVIL"))
+            .args(["--port", "0", "--accounts", "1", "--slots-in-an-epoch"])
+            .arg(slots_in_an_epoch.to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .expect("anvil starts: run ./test.sh");
+        let output = process.stdout.take().unwrap();
+        let (found, address) = mpsc::channel();
+        // Reads on after that: a full pipe would stop anvil.
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if let Some(address) = line.strip_prefix("Listening on ") {
+                    let _ = found.send(address.to_owned());
+                }
+            }
+        });
+        let address = tokio::task::spawn_blocking(move || address.recv_timeout(PATIENCE));
+        let address = address.await.unwrap();
+        let mut anvil =
+            Self { process, url: Url::parse("http://x/").unwrap(), http: http_client() };
+        let address = address.expect("anvil says where it listens");
+        anvil.url = Url::parse(&format!("http://{address}")).unwrap();
+        anvil
+    }
+
+    /// Where it listens.
+    pub fn url(&self) -> Url {
+        self.url.clone()
+    }
+
+    /// Any JSON-RPC call.
+    pub async fn rpc(&self, method: &str, params: Value) -> Value {
+        let request = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
+        let response = self
+            .http
+            .post(self.url.clone())
+            .header("content-type", "application/json")
+            .body(request.to_string())
+            .send()
+            .await
+            .unwrap();
+        let mut answer: Value = serde_json::from_slice(&response.bytes().await.unwrap()).unwrap();
+        assert!(answer["error"].is_null(), "{method} {params}: {}", answer["error"]);
+        answer["result"].take()
+    }
+
+    /// The block with this tag or hex number.
+    pub async fn block(&self, block: &str) -> BlockRef {
+        let header = self.rpc("eth_getBlockByNumber", json!([block, false])).await;
+        let number = |field: &str| -> u64 {
+            serde_json::from_value::<U64>(header[field].clone()).unwrap().to()
+        };
+        BlockRef {
+            number: number("number"),
+            hash: serde_json::from_value(header["hash"].clone()).unwrap(),
+            time: BlockTime::from_secs(number("timestamp")),
+        }
+    }
+
+    /// Mines `count` blocks, one second apart.
+    pub async fn mine(&self, count: u64) {
+        self.rpc("anvil_mine", json!([format!("{count:#x}"), "0x1"])).await;
+    }
+
+    /// Mines a block that is `secs` younger than the head.
+    pub async fn advance(&self, secs: u64) {
+        let time = self.block("latest").await.time.as_secs() + secs;
+        self.rpc("evm_setNextBlockTimestamp", json!([time])).await;
+        self.rpc("anvil_mine", json!(["0x1"])).await;
+    }
+
+    /// Replaces the last `depth` blocks by empty ones; their transactions are gone.
+    pub async fn reorg(&self, depth: u64) {
+        self.rpc("anvil_reorg", json!([depth, []])).await;
+        self.rpc("anvil_dropAllTransactions", json!([])).await;
+    }
+
+    /// Keeps the state, to come back to with [`Self::revert`].
+    pub async fn snapshot(&self) -> Value {
+        self.rpc("evm_snapshot", json!([])).await
+    }
+
+    /// Goes back to a snapshot.
+    pub async fn revert(&self, snapshot: Value) {
+        assert_eq!(self.rpc("evm_revert", json!([snapshot])).await, json!(true));
+    }
+
+    /// Sends from anvil's own account, has it mined, and returns the receipt.
+    pub async fn send(&self, to: Option<Address>, data: Bytes) -> Value {
+        let from = self.rpc("eth_accounts", json!([])).await[0].clone();
+        let mut transaction = json!({"from": from, "data": data, "gas": GAS});
+        if let Some(to) = to {
+            transaction["to"] = json!(to);
+        }
+        let hash = self.rpc("eth_sendTransaction", json!([transaction])).await;
+        let deadline = std::time::Instant::now() + PATIENCE;
+        loop {
+            let receipt = self.rpc("eth_getTransactionReceipt", json!([hash])).await;
+            if !receipt.is_null() {
+                return receipt;
+            }
+            assert!(std::time::Instant::now() < deadline, "no receipt of {hash}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// The same, and it must succeed.
+    pub async fn send_ok(&self, to: Option<Address>, data: Bytes) -> Value {
+        let receipt = self.send(to, data).await;
+        assert_eq!(receipt["status"], "0x1", "{receipt}");
+        receipt
+    }
+
+    async fn deploy(&self, name: &str, arguments: Vec<u8>) -> Address {
+        let mut code = contract(name, "bytecode").to_vec();
+        code.extend(arguments);
+        let receipt = self.send_ok(None, code.into()).await;
+        serde_json::from_value(receipt["contractAddress"].clone()).unwrap()
+    }
+}
+
+#[allow(clippy::disallowed_methods, reason = "not the daemon's own client")]
+fn http_client() -> reqwest::Client {
+    // Taken by whichever test comes first.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::builder().timeout(PATIENCE).no_proxy().build().unwrap()
+}
+
+/// A token on an anvil, with what it takes to use it.
+pub struct TokenOnAnvil {
+    pub anvil: Anvil,
+    pub token: Address,
+    pub batcher: Address,
+    payers: std::collections::HashMap<Address, PrivateKeySigner>,
+}
+
+/// Payers that hold the token from the start.
+pub const RICH_PAYERS: u64 = 100;
+
+/// What each of them holds.
+const RICHES: u64 = 1_000_000_000_000;
+
+impl TokenOnAnvil {
+    /// Starts anvil and deploys everything on it.
+    pub async fn start(slots_in_an_epoch: u64) -> Self {
+        let anvil = Anvil::start(slots_in_an_epoch).await;
+        let code = contract("Multicall3", "deployedBytecode");
+        anvil.rpc("anvil_setCode", json!([MULTICALL3, code])).await;
+        let implementation = anvil.deploy("Token", Vec::new()).await;
+        let token = anvil.deploy("TokenProxy", implementation.abi_encode()).await;
+        let batcher = anvil.deploy("Batcher", Vec::new()).await;
+        let payers = (0..RICH_PAYERS).map(payer_key).map(|key| (key.address(), key)).collect();
+        let chain = Self { anvil, token, batcher, payers };
+        let mint =
+            |to: &Address| abi::mintCall { to: *to, value: U256::from(RICHES) }.abi_encode().into();
+        chain.batch(chain.payers.keys().map(mint).collect()).await;
+        chain
+    }
+
+    fn domain(&self) -> Eip712Domain {
+        eip712_domain! {
+            name: "USD Coin",
+            version: "2",
+            chain_id: ANVIL_CHAIN_ID,
+            verifying_contract: self.token,
+        }
+    }
+
+    fn sign(&self, payer: Address, message: &impl SolStruct) -> alloy_primitives::Signature {
+        let digest = message.eip712_signing_hash(&self.domain());
+        self.payers[&payer].sign_hash_sync(&digest).unwrap()
+    }
+
+    fn sign_transfer(&self, a: &Authorization) -> alloy_primitives::Signature {
+        let message = abi::TransferWithAuthorization {
+            from: a.payer,
+            to: a.to,
+            value: U256::from(a.value),
+            validAfter: U256::from(a.valid_after),
+            validBefore: U256::from(a.valid_before),
+            nonce: a.nonce,
+        };
+        self.sign(a.payer, &message)
+    }
+
+    /// Calldata of the overload that takes the signature as bytes.
+    pub fn transfer_call(&self, a: &Authorization) -> Bytes {
+        abi::whole::transferWithAuthorizationCall {
+            from: a.payer,
+            to: a.to,
+            value: U256::from(a.value),
+            validAfter: U256::from(a.valid_after),
+            validBefore: U256::from(a.valid_before),
+            nonce: a.nonce,
+            signature: self.sign_transfer(a).as_bytes().into(),
+        }
+        .abi_encode()
+        .into()
+    }
+
+    /// Sends `transferWithAuthorization` with the signature in parts; the receipt, whatever it says.
+    pub async fn transfer(&self, a: &Authorization) -> Value {
+        let signature = self.sign_transfer(a);
+        let call = abi::parts::transferWithAuthorizationCall {
+            from: a.payer,
+            to: a.to,
+            value: U256::from(a.value),
+            validAfter: U256::from(a.valid_after),
+            validBefore: U256::from(a.valid_before),
+            nonce: a.nonce,
+            v: 27 + u8::from(signature.v()),
+            r: signature.r().into(),
+            s: signature.s().into(),
+        };
+        self.anvil.send(Some(self.token), call.abi_encode().into()).await
+    }
+
+    /// Sends `cancelAuthorization`, which must succeed.
+    pub async fn cancel(&self, a: &Authorization) -> Value {
+        let message = abi::CancelAuthorization { authorizer: a.payer, nonce: a.nonce };
+        let signature = self.sign(a.payer, &message).as_bytes().into();
+        let call = abi::cancelAuthorizationCall { authorizer: a.payer, nonce: a.nonce, signature };
+        self.anvil.send_ok(Some(self.token), call.abi_encode().into()).await
+    }
+
+    /// Sends several calls of the token in one transaction, which must succeed.
+    pub async fn batch(&self, calls: Vec<Bytes>) -> Value {
+        let call = abi::batchCall { target: self.token, calls };
+        self.anvil.send_ok(Some(self.batcher), call.abi_encode().into()).await
+    }
+
+    /// Emits the events of a transfer by authorization from a contract that is not the token.
+    pub async fn forge(&self, a: &Authorization) -> Value {
+        let call = abi::forgeCall {
+            authorizer: a.payer,
+            nonce: a.nonce,
+            to: a.to,
+            value: U256::from(a.value),
+        };
+        self.anvil.send_ok(Some(self.batcher), call.abi_encode().into()).await
+    }
+}

@@ -1,0 +1,142 @@
+//! One endpoint: the way to it, and what was learnt about it while this process runs.
+//!
+//! The memory only saves requests and tells a stale head; no evidence ever comes from it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::blocks::Anchors;
+use super::logs::Width;
+use super::transport::Transport;
+use super::{ChainSettings, EndpointSettings, RpcObserver};
+use crate::domain::{BlockRef, EndpointName, ReadFailure, ReadFailureKind, Timestamp};
+
+/// A head this far below the highest one seen is no reorg any more: the endpoint went back in time.
+const REORG_DEPTH_MAX: u64 = 128;
+
+/// One endpoint of a chain.
+pub(super) struct Endpoint {
+    /// Shown in evidence.
+    pub(super) name: EndpointName,
+    /// The way to it.
+    pub(super) transport: Transport,
+    memory: Mutex<Memory>,
+}
+
+/// What was learnt about an endpoint.
+#[derive(Debug)]
+pub(super) struct Memory {
+    /// How wide a log range it answers.
+    pub(super) log_width: Width,
+    /// Blocks whose time is known.
+    pub(super) anchors: Anchors,
+    /// Whether it moves.
+    pub(super) pulse: Pulse,
+    /// Whether a call to Multicall3 came back empty.
+    pub(super) multicall_absent: bool,
+}
+
+impl Endpoint {
+    /// Sets up the way; connects to nobody yet. The error never holds the URL.
+    pub(super) fn new(
+        settings: &ChainSettings,
+        endpoint: &EndpointSettings,
+        observer: Arc<dyn RpcObserver>,
+    ) -> Result<Self, String> {
+        let transport = Transport::new(
+            settings.chain_id,
+            endpoint.name.clone(),
+            endpoint.url.clone(),
+            settings.request_timeout,
+            observer,
+        )?;
+        let memory = Memory {
+            log_width: Width::new(settings.log_range_max),
+            anchors: Anchors::default(),
+            pulse: Pulse::default(),
+            multicall_absent: false,
+        };
+        Ok(Self { name: endpoint.name.clone(), transport, memory: Mutex::new(memory) })
+    }
+
+    /// What was learnt so far; never hold it across a request.
+    pub(super) fn memory(&self) -> MutexGuard<'_, Memory> {
+        // Every change is one assignment or a map's own insert, so a panic elsewhere spoils nothing.
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether an endpoint's head moves.
+#[derive(Debug, Default)]
+pub(super) struct Pulse {
+    /// The highest head, and when this process first saw it.
+    highest: Option<(u64, Timestamp)>,
+}
+
+impl Pulse {
+    /// Takes note of a head; an error when it is stale.
+    pub(super) fn see(
+        &mut self,
+        head: &BlockRef,
+        now: Timestamp,
+        age_max: Duration,
+    ) -> Result<(), ReadFailure> {
+        let (highest, first_seen) = match self.highest {
+            Some((highest, first_seen)) if head.number <= highest => {
+                // When the local clock went backwards, the age is counted anew from there: else a
+                // frozen head would pass for a fresh one until the clock has caught up.
+                (highest, first_seen.min(now))
+            }
+            _ => (head.number, now),
+        };
+        self.highest = Some((highest, first_seen));
+        let stale = |detail: String| Err(ReadFailure::new(ReadFailureKind::StaleHead, detail));
+        if highest - head.number > REORG_DEPTH_MAX {
+            return stale(format!("the head is {}, and was {highest} before", head.number));
+        }
+        let age = now.since(first_seen);
+        if age > age_max {
+            return stale(format!("no head above {highest} for {} s", age.as_secs()));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloy_primitives::B256;
+
+    use super::*;
+    use crate::domain::BlockTime;
+
+    fn head(number: u64) -> BlockRef {
+        BlockRef { number, hash: B256::ZERO, time: BlockTime::from_secs(0) }
+    }
+
+    #[test]
+    fn a_head_is_stale_when_it_stops_or_goes_back_and_never_because_the_clock_does() {
+        let at = |secs: i64| Timestamp::from_millis(secs * 1_000);
+        let age_max = Duration::from_secs(60);
+        let steps = [
+            (1_000, 100_000, true, "first seen"),
+            (1_000, 100_060, true, "not too old yet"),
+            (1_000, 100_061, false, "too old"),
+            (999, 100_062, false, "a lower one is no progress"),
+            (1_001, 100_063, true, "moves again"),
+            (1_001, 50_000, true, "the clock went back"),
+            (1_001, 50_061, false, "and the age counts from there"),
+            (1_002, 50_062, true, "moves again"),
+            (1_002, 900_000, false, "the clock jumped ahead: the safe side"),
+            (1_003, 900_002, true, "moves again"),
+            (1_003 - 128, 900_003, true, "a reorg"),
+            (1_003 - 129, 900_004, false, "no reorg"),
+            (0, i64::MIN / 1_000, false, "nothing overflows"),
+            (u64::MAX, i64::MAX / 1_000, true, "nothing overflows"),
+        ];
+        let mut pulse = Pulse::default();
+        for (number, now, fresh, why) in steps {
+            let seen = pulse.see(&head(number), at(now), age_max);
+            assert_eq!(seen.is_ok(), fresh, "{why}: {seen:?}");
+        }
+    }
+}

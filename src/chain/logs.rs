@@ -1,0 +1,328 @@
+//! Log reads over block ranges: without a gap, without an overlap, as wide as the endpoint allows.
+//!
+//! Endpoints refuse ranges in many ways and for many reasons, so the width is learnt: halved on every
+//! refusal, kept, and tried wider again after a while.
+
+use alloy_primitives::{Address, B256, Bytes, U64};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::endpoint::Endpoint;
+use super::error::CallError;
+use super::transport::{Call, decode};
+use crate::domain::{ReadFailure, ReadFailureKind};
+
+/// The most log reads for one filter in one check.
+const READS_MAX: usize = 1_000;
+
+/// So many answers in a row, and a wider range is tried again: a refusal may have been about the moment.
+const ANSWERS_BEFORE_WIDER: u32 = 16;
+
+/// How wide a log range an endpoint answers, as far as is known.
+#[derive(Debug)]
+pub(super) struct Width {
+    blocks: u64,
+    max: u64,
+    answers: u32,
+}
+
+impl Width {
+    /// Starts as wide as is allowed.
+    pub(super) const fn new(max: u64) -> Self {
+        Self { blocks: max, max, answers: 0 }
+    }
+
+    /// How many blocks to ask for.
+    pub(super) const fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// A range of `asked` blocks was refused; `false` when there is none smaller.
+    fn refused(&mut self, asked: u64) -> bool {
+        self.answers = 0;
+        if asked <= 1 {
+            return false;
+        }
+        self.blocks = self.blocks.min(asked / 2);
+        true
+    }
+
+    /// A range of `asked` blocks was answered.
+    fn answered(&mut self, asked: u64) {
+        if asked < self.blocks || self.blocks == self.max {
+            return;
+        }
+        self.answers += 1;
+        if self.answers >= ANSWERS_BEFORE_WIDER {
+            self.answers = 0;
+            self.blocks = self.blocks.saturating_mul(2).min(self.max);
+        }
+    }
+}
+
+/// What is left to search: the blocks from `next` to `last`.
+#[derive(Debug)]
+struct Ranges {
+    next: Option<u64>,
+    last: u64,
+}
+
+impl Ranges {
+    fn new(first: u64, last: u64) -> Self {
+        Self { next: Some(first).filter(|first| *first <= last), last }
+    }
+
+    /// The next range of at most `width` blocks, both ends included.
+    fn peek(&self, width: u64) -> Option<(u64, u64)> {
+        let first = self.next?;
+        Some((first, first.saturating_add(width.max(1) - 1).min(self.last)))
+    }
+
+    /// The range up to `last` was answered.
+    fn advance(&mut self, last: u64) {
+        self.next = last.checked_add(1).filter(|next| *next <= self.last);
+    }
+}
+
+/// Which logs to ask for: any of `tokens`, and per position any of its topics.
+#[derive(Debug)]
+pub(super) struct LogFilter {
+    /// The emitting contracts.
+    pub(super) tokens: Vec<Address>,
+    /// Per position, the alternatives; the first position is the event.
+    pub(super) topics: Vec<Vec<B256>>,
+}
+
+/// A log that fits the filter it was asked with.
+#[derive(Debug, Clone)]
+pub(super) struct TokenLog {
+    /// The emitting contract.
+    pub(super) token: Address,
+    /// Its topics; at least as many as the filter's positions.
+    pub(super) topics: Vec<B256>,
+    /// Its data.
+    pub(super) data: Bytes,
+    /// The block's number.
+    pub(super) block_number: u64,
+    /// The block's hash, as the log says.
+    pub(super) block_hash: B256,
+    /// The transaction.
+    pub(super) tx_hash: B256,
+    /// The index within the block.
+    pub(super) log_index: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawLog {
+    address: Address,
+    topics: Vec<B256>,
+    data: Bytes,
+    block_number: Option<U64>,
+    block_hash: Option<B256>,
+    transaction_hash: Option<B256>,
+    log_index: Option<U64>,
+    #[serde(default)]
+    removed: bool,
+}
+
+impl RawLog {
+    /// `Err` says why it is no answer to `filter` over these blocks.
+    fn check(self, filter: &LogFilter, range: (u64, u64)) -> Result<TokenLog, &'static str> {
+        let (Some(number), Some(block_hash), Some(tx_hash), Some(log_index)) =
+            (self.block_number, self.block_hash, self.transaction_hash, self.log_index)
+        else {
+            return Err("a log without its block, transaction or index");
+        };
+        let block_number = number.to::<u64>();
+        if self.removed {
+            return Err("a removed log");
+        }
+        if block_number < range.0 || block_number > range.1 {
+            return Err("a log outside the range");
+        }
+        if !filter.tokens.contains(&self.address) {
+            return Err("a log of another contract");
+        }
+        let fits = self.topics.len() >= filter.topics.len()
+            && filter.topics.iter().zip(&self.topics).all(|(any, topic)| any.contains(topic));
+        if !fits {
+            return Err("a log with other topics");
+        }
+        Ok(TokenLog {
+            token: self.address,
+            topics: self.topics,
+            data: self.data,
+            block_number,
+            block_hash,
+            tx_hash,
+            log_index: log_index.to(),
+        })
+    }
+}
+
+impl Endpoint {
+    /// Reads the logs of blocks `first` to `last`, in rising ranges, and hands each answer to `take`
+    /// until that returns `false`.
+    pub(super) async fn scan_logs(
+        &self,
+        filter: &LogFilter,
+        first: u64,
+        last: u64,
+        mut take: impl FnMut(Vec<TokenLog>) -> bool,
+    ) -> Result<(), ReadFailure> {
+        let mut ranges = Ranges::new(first, last);
+        for _ in 0..READS_MAX {
+            let width = self.memory().log_width.blocks();
+            let Some(range) = ranges.peek(width) else { return Ok(()) };
+            let blocks = range.1 - range.0 + 1;
+            match self.logs(filter, range).await {
+                Ok(logs) => {
+                    self.memory().log_width.answered(blocks);
+                    ranges.advance(range.1);
+                    if !take(logs) {
+                        return Ok(());
+                    }
+                }
+                Err(error) if error.is_range_refusal() => {
+                    if !self.memory().log_width.refused(blocks) {
+                        return Err(ReadFailure::new(
+                            ReadFailureKind::RangeRefused,
+                            format!("logs of the one block {}: {error}", range.0),
+                        ));
+                    }
+                }
+                Err(error) => {
+                    // Some endpoints meet a wide range with silence: be more modest the next time.
+                    if error == CallError::Timeout {
+                        self.memory().log_width.refused(blocks);
+                    }
+                    return Err(error.into());
+                }
+            }
+        }
+        if ranges.next.is_none() {
+            return Ok(());
+        }
+        Err(ReadFailure::new(
+            ReadFailureKind::RangeRefused,
+            format!("blocks {first} to {last} need more than {READS_MAX} log reads"),
+        ))
+    }
+
+    async fn logs(
+        &self,
+        filter: &LogFilter,
+        range: (u64, u64),
+    ) -> Result<Vec<TokenLog>, CallError> {
+        let params = json!([{
+            "fromBlock": format!("{:#x}", range.0),
+            "toBlock": format!("{:#x}", range.1),
+            "address": filter.tokens,
+            "topics": filter.topics,
+        }]);
+        let result = self.transport.call(Call { method: "eth_getLogs", params }).await?;
+        let logs: Vec<RawLog> = decode("eth_getLogs", &result)?;
+        logs.into_iter()
+            .map(|log| log.check(filter, range))
+            .collect::<Result<_, _>>()
+            .map_err(|why| CallError::BadAnswer(format!("eth_getLogs: {why}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// However ranges are refused, those answered cover first..=last once, in order.
+        #[test]
+        fn ranges_have_no_gap_and_no_overlap(
+            first in 0u64..1_000,
+            span in 0u64..5_000,
+            max in 1u64..3_000,
+            limits in proptest::collection::vec(1u64..2_000, 1..20),
+        ) {
+            let last = first + span;
+            let mut width = Width::new(max);
+            let mut ranges = Ranges::new(first, last);
+            let mut next = first;
+            let mut turn = 0;
+            while let Some((from, to)) = ranges.peek(width.blocks()) {
+                let blocks = to - from + 1;
+                prop_assert!(from == next && to >= from && to <= last && blocks <= max);
+                turn += 1;
+                if blocks > limits[turn % limits.len()] {
+                    prop_assert!(width.refused(blocks), "a range of one block is never refused here");
+                    prop_assert!(width.blocks() < blocks);
+                } else {
+                    width.answered(blocks);
+                    ranges.advance(to);
+                    next = to + 1;
+                }
+            }
+            prop_assert_eq!(next, last + 1);
+        }
+    }
+
+    #[test]
+    fn the_last_block_there_can_be_ends_the_search() {
+        let mut ranges = Ranges::new(u64::MAX - 1, u64::MAX);
+        assert_eq!(ranges.peek(10), Some((u64::MAX - 1, u64::MAX)));
+        ranges.advance(u64::MAX);
+        assert_eq!(ranges.peek(10), None);
+        assert_eq!(Ranges::new(5, 4).peek(10), None);
+    }
+
+    #[test]
+    fn what_worked_is_remembered_and_a_wider_range_is_tried_after_a_while() {
+        let mut width = Width::new(1_000);
+        assert!(width.refused(1_000));
+        assert!(width.refused(500));
+        assert_eq!(width.blocks(), 250);
+        for _ in 0..ANSWERS_BEFORE_WIDER - 1 {
+            width.answered(250);
+        }
+        width.answered(10);
+        assert_eq!(width.blocks(), 250, "a short last range says nothing about a wide one");
+        width.answered(250);
+        assert_eq!(width.blocks(), 500);
+        assert!(width.refused(500));
+        assert!(!width.refused(1), "there is nothing smaller");
+    }
+
+    #[test]
+    fn logs_that_do_not_fit_the_filter_are_refused() {
+        let token = Address::repeat_byte(1);
+        let (event, payer) = (B256::repeat_byte(2), B256::repeat_byte(3));
+        let filter = LogFilter { tokens: vec![token], topics: vec![vec![event], vec![payer]] };
+        let good = json!({
+            "address": token, "topics": [event, payer, payer], "data": "0x", "blockNumber": "0x5",
+            "blockHash": event, "transactionHash": event, "logIndex": "0x0", "removed": false,
+        });
+        let check = |change: &dyn Fn(&mut serde_json::Value)| {
+            let mut log = good.clone();
+            change(&mut log);
+            serde_json::from_value::<RawLog>(log).unwrap().check(&filter, (5, 9)).map(|_| ())
+        };
+        assert_eq!(check(&|_| {}), Ok(()));
+        assert_eq!(check(&|log| log["removed"] = json!(true)), Err("a removed log"));
+        assert_eq!(check(&|log| log["blockNumber"] = json!("0x4")), Err("a log outside the range"));
+        assert_eq!(check(&|log| log["blockNumber"] = json!("0xa")), Err("a log outside the range"));
+        assert_eq!(
+            check(&|log| log["address"] = json!(Address::ZERO)),
+            Err("a log of another contract")
+        );
+        assert_eq!(check(&|log| log["topics"] = json!([event])), Err("a log with other topics"));
+        assert_eq!(
+            check(&|log| log["topics"] = json!([event, event])),
+            Err("a log with other topics")
+        );
+        for field in ["blockNumber", "blockHash", "transactionHash", "logIndex"] {
+            let refused = check(&|log| log[field] = json!(null));
+            assert_eq!(refused, Err("a log without its block, transaction or index"));
+        }
+    }
+}

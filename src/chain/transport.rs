@@ -1,0 +1,436 @@
+//! JSON-RPC over HTTP: the one place that builds an HTTP client, and the one gate every call passes.
+//!
+//! The gate refuses every method that is not on [`ALLOWED_METHODS`], so nothing built on it can send a
+//! transaction (I1). It retries nothing: the next check is the retry. Errors keep their class and never
+//! hold the URL, which may hold a key.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Once};
+use std::time::{Duration, Instant};
+
+use reqwest::Client;
+use reqwest::redirect::Policy;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use url::Url;
+
+use super::RpcObserver;
+use super::error::CallError;
+use crate::domain::{ChainId, EndpointName};
+
+/// Every method the daemon can send: all of them read, none of them writes (I1).
+pub(super) const ALLOWED_METHODS: [&str; 4] =
+    ["eth_chainId", "eth_getBlockByNumber", "eth_call", "eth_getLogs"];
+
+/// The most calls in one HTTP request; more are split.
+pub(super) const BATCH_CALLS_MAX: usize = 100;
+
+/// The largest answer that is read: a hostile or broken endpoint must not fill the memory.
+const RESPONSE_BYTES_MAX: usize = 32 * 1024 * 1024;
+
+/// How much of a foreign text is kept for people, in characters.
+const EXCERPT_CHARS_MAX: usize = 200;
+
+/// No connection for this long is a failure, where the request timeout is not shorter still.
+const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(10);
+
+/// Parts of a URL shorter than this are no secrets, and redacting them would garble messages.
+const SECRET_CHARS_MIN: usize = 8;
+
+/// Builds an HTTP client: with timeouts, without redirects, TLS by ring.
+#[allow(clippy::disallowed_methods, reason = "this is the one place")]
+fn http_client(request_timeout: Duration) -> Result<Client, reqwest::Error> {
+    static PROVIDER: Once = Once::new();
+    // An error only says that one is installed already, and then it is ours or as good.
+    PROVIDER.call_once(|| drop(rustls::crypto::ring::default_provider().install_default()));
+    Client::builder()
+        .connect_timeout(request_timeout.min(CONNECT_TIMEOUT_MAX))
+        .timeout(request_timeout)
+        .redirect(Policy::none())
+        .user_agent(concat!("reconciled/", env!("CARGO_PKG_VERSION")))
+        .build()
+        .map_err(reqwest::Error::without_url)
+}
+
+/// One JSON-RPC call.
+#[derive(Debug, Clone)]
+pub(super) struct Call {
+    /// The method; sent only if it is on the allow-list.
+    pub(super) method: &'static str,
+    /// Its parameters, as an array.
+    pub(super) params: Value,
+}
+
+/// What came of one call: its undecoded result.
+pub(super) type CallResult = Result<Box<RawValue>, CallError>;
+
+/// The way to one endpoint.
+pub(super) struct Transport {
+    client: Client,
+    url: Url,
+    secrets: Vec<String>,
+    chain_id: ChainId,
+    endpoint: EndpointName,
+    observer: Arc<dyn RpcObserver>,
+}
+
+impl Transport {
+    /// Sets up the client; connects to nobody yet. The error never holds the URL.
+    pub(super) fn new(
+        chain_id: ChainId,
+        endpoint: EndpointName,
+        url: Url,
+        request_timeout: Duration,
+        observer: Arc<dyn RpcObserver>,
+    ) -> Result<Self, String> {
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(format!(
+                "endpoint {endpoint}: the URL must begin with http:// or https://"
+            ));
+        }
+        let client = http_client(request_timeout).map_err(|error| {
+            format!("endpoint {endpoint}: no HTTP client: {}", chain_of(&error))
+        })?;
+        Ok(Self { client, secrets: secrets_of(&url), url, chain_id, endpoint, observer })
+    }
+
+    /// Sends one call.
+    pub(super) async fn call(&self, call: Call) -> CallResult {
+        let mut results = self.batch(std::slice::from_ref(&call)).await;
+        results.pop().unwrap_or_else(|| Err(CallError::BadAnswer("no answer".to_owned())))
+    }
+
+    /// Sends calls, at most [`BATCH_CALLS_MAX`] in one request; one result per call, in order.
+    pub(super) async fn batch(&self, calls: &[Call]) -> Vec<CallResult> {
+        let mut results = Vec::with_capacity(calls.len());
+        for chunk in calls.chunks(BATCH_CALLS_MAX) {
+            let started = Instant::now();
+            let answered = match chunk.iter().find(|c| !ALLOWED_METHODS.contains(&c.method)) {
+                Some(refused) => Err(CallError::NotAllowed(refused.method.to_owned())),
+                None => self.exchange(chunk).await,
+            };
+            let answered =
+                answered.unwrap_or_else(|error| chunk.iter().map(|_| Err(error.clone())).collect());
+            let took = started.elapsed();
+            for (call, result) in chunk.iter().zip(&answered) {
+                let outcome = result.as_ref().map_or_else(|error| error.kind().code(), |_| "ok");
+                self.observer.called(self.chain_id, &self.endpoint, call.method, outcome, took);
+            }
+            results.extend(answered);
+        }
+        results
+    }
+
+    /// One HTTP request. `Ok` holds one result per call.
+    async fn exchange(&self, calls: &[Call]) -> Result<Vec<CallResult>, CallError> {
+        let mut requests: Vec<Value> = calls
+            .iter()
+            .enumerate()
+            .map(|(id, call)| {
+                json!({"jsonrpc": "2.0", "id": id, "method": call.method, "params": call.params})
+            })
+            .collect();
+        // Some nodes refuse batches of one.
+        let request = match requests.len() {
+            1 => requests.remove(0),
+            _ => Value::Array(requests),
+        };
+        let response = self
+            .client
+            .post(self.url.clone())
+            .header(reqwest::header::CONTENT_TYPE, "application/json")
+            .body(request.to_string())
+            .send()
+            .await
+            .map_err(|error| self.unreachable(error))?;
+        let status = response.status().as_u16();
+        let body = self.read_body(response).await?;
+        if status == 429 {
+            return Err(CallError::Http { status, body: self.excerpt(&body) });
+        }
+        match parse_answers(&body, calls.len()) {
+            Some(answers) => {
+                Ok(answers.into_iter().map(|a| a.map_err(|e| self.redact(e))).collect())
+            }
+            None if status == 200 => {
+                Err(CallError::BadAnswer(format!("not JSON-RPC: {}", self.excerpt(&body))))
+            }
+            None => Err(CallError::Http { status, body: self.excerpt(&body) }),
+        }
+    }
+
+    async fn read_body(&self, mut response: reqwest::Response) -> Result<Vec<u8>, CallError> {
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(|error| self.unreachable(error))? {
+            if body.len() + chunk.len() > RESPONSE_BYTES_MAX {
+                return Err(CallError::BadAnswer(format!(
+                    "response size is above {RESPONSE_BYTES_MAX} bytes"
+                )));
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(body)
+    }
+
+    fn unreachable(&self, error: reqwest::Error) -> CallError {
+        if error.is_timeout() {
+            return CallError::Timeout;
+        }
+        CallError::Unreachable(self.without_secrets(&chain_of(&error.without_url())))
+    }
+
+    fn redact(&self, error: CallError) -> CallError {
+        match error {
+            CallError::Rpc { code, message } => {
+                CallError::Rpc { code, message: self.excerpt(message.as_bytes()) }
+            }
+            other => other,
+        }
+    }
+
+    /// The beginning of a foreign text, on one line, without the URL's secrets: some endpoints answer
+    /// with the key that was refused.
+    fn excerpt(&self, text: &[u8]) -> String {
+        let start = &text[..text.len().min(4 * EXCERPT_CHARS_MAX)];
+        let text = self.without_secrets(&String::from_utf8_lossy(start));
+        text.chars().take(EXCERPT_CHARS_MAX).map(|c| if c.is_control() { ' ' } else { c }).collect()
+    }
+
+    fn without_secrets(&self, text: &str) -> String {
+        self.secrets.iter().fold(text.to_owned(), |text, secret| text.replace(secret, "[hidden]"))
+    }
+}
+
+/// The parts of a URL that may be keys, longest first.
+fn secrets_of(url: &Url) -> Vec<String> {
+    let mut parts = vec![url.as_str().to_owned(), url.path().to_owned(), url.username().to_owned()];
+    parts.extend(url.path().split('/').map(str::to_owned));
+    parts.extend(url.query().map(str::to_owned));
+    parts.extend(url.password().map(str::to_owned));
+    parts.extend(url.query_pairs().map(|(_, value)| value.into_owned()));
+    parts.retain(|part| part.len() >= SECRET_CHARS_MIN);
+    parts.sort_by_key(|part| std::cmp::Reverse(part.len()));
+    parts.dedup();
+    parts
+}
+
+/// An error with its sources: reqwest's own text names only the outermost one.
+fn chain_of(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(default)]
+    id: Value,
+    result: Option<Box<RawValue>>,
+    error: Option<ErrorObject>,
+}
+
+#[derive(Deserialize)]
+struct ErrorObject {
+    #[serde(default)]
+    code: Value,
+    #[serde(default)]
+    message: Value,
+}
+
+impl Answer {
+    fn into_result(self) -> CallResult {
+        match (self.error, self.result) {
+            (Some(error), _) => Err(CallError::Rpc {
+                code: error.code.as_i64().unwrap_or(0),
+                message: match error.message {
+                    Value::String(text) => text,
+                    other => other.to_string(),
+                },
+            }),
+            (None, Some(result)) => Ok(result),
+            (None, None) => Ok(RawValue::NULL.to_owned()),
+        }
+    }
+}
+
+/// `None`: not JSON-RPC. Else one result per call, put in order by id.
+fn parse_answers(body: &[u8], calls: usize) -> Option<Vec<CallResult>> {
+    let is_list = body.iter().find(|b| !b.is_ascii_whitespace()) == Some(&b'[');
+    if !is_list {
+        let answer: Answer = serde_json::from_slice(body).ok()?;
+        if answer.error.is_none() && (calls != 1 || answer.result.is_none() && answer.id.is_null())
+        {
+            return None;
+        }
+        // One error for the whole batch, or the answer to the only call.
+        let result = answer.into_result();
+        return Some((0..calls).map(|_| result.clone()).collect());
+    }
+    let answers: Vec<Answer> = serde_json::from_slice(body).ok()?;
+    let mut by_id: HashMap<u64, CallResult> = answers
+        .into_iter()
+        .filter_map(|answer| Some((answer.id.as_u64()?, answer.into_result())))
+        .collect();
+    let missing = || CallError::BadAnswer("the batch's answer leaves this call out".to_owned());
+    Some((0..calls as u64).map(|id| by_id.remove(&id).unwrap_or_else(|| Err(missing()))).collect())
+}
+
+/// Decodes a result; one of another shape is a bad answer.
+pub(super) fn decode<T: DeserializeOwned>(what: &str, result: &RawValue) -> Result<T, CallError> {
+    serde_json::from_str(result.get())
+        .map_err(|error| CallError::BadAnswer(format!("{what}: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::domain::ReadFailureKind;
+
+    #[derive(Default)]
+    struct Seen(Mutex<Vec<(&'static str, &'static str)>>);
+
+    impl RpcObserver for Seen {
+        fn called(
+            &self,
+            _: ChainId,
+            _: &EndpointName,
+            method: &'static str,
+            outcome: &'static str,
+            _: Duration,
+        ) {
+            self.0.lock().unwrap().push((method, outcome));
+        }
+    }
+
+    fn transport(url: &str, seen: &Arc<Seen>) -> Transport {
+        let url = Url::parse(url).unwrap();
+        let name = EndpointName::new("a");
+        Transport::new(ChainId::new(1), name, url, Duration::from_secs(5), seen.clone()).unwrap()
+    }
+
+    /// A server that gives this HTTP response to every request, and counts connections.
+    async fn server(response: String) -> (u16, Arc<Mutex<usize>>) {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let count = Arc::new(Mutex::new(0));
+        let counted = count.clone();
+        tokio::spawn(async move {
+            while let Ok((mut socket, _)) = listener.accept().await {
+                *counted.lock().unwrap() += 1;
+                let mut buffer = vec![0; 65_536];
+                let _ = socket.read(&mut buffer).await;
+                let _ = socket.write_all(response.as_bytes()).await;
+            }
+        });
+        (port, count)
+    }
+
+    fn http(status: &str, body: &str) -> String {
+        format!(
+            "HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+            body.len()
+        )
+    }
+
+    fn call(method: &'static str) -> Call {
+        Call { method, params: json!([]) }
+    }
+
+    #[tokio::test]
+    async fn i1_methods_off_the_allow_list_are_refused_and_never_sent() {
+        let (port, connections) = server(http("200 OK", r#"{"id":0,"result":"0x1"}"#)).await;
+        let seen = Arc::new(Seen::default());
+        let transport = transport(&format!("http://127.0.0.1:{port}"), &seen);
+        for method in [
+            "eth_sendRawTransaction",
+            "eth_sendTransaction",
+            "eth_sign",
+            "personal_sign",
+            "anvil_mine",
+            "debug_setHead",
+        ] {
+            let batch = [call("eth_chainId"), call(method)];
+            for result in transport.batch(&batch).await {
+                assert_eq!(result.unwrap_err(), CallError::NotAllowed(method.to_owned()));
+            }
+        }
+        assert_eq!(*connections.lock().unwrap(), 0, "nothing was sent");
+        transport.call(call("eth_chainId")).await.unwrap();
+        assert_eq!(*connections.lock().unwrap(), 1, "the server can be reached");
+        assert!(ALLOWED_METHODS.iter().all(|m| {
+            !["send", "sign", "set", "submit"].iter().any(|verb| m.to_lowercase().contains(verb))
+        }));
+    }
+
+    #[tokio::test]
+    async fn errors_keep_their_class_and_hide_the_url() {
+        const KEY: &str = "k3yk3yk3yk3y";
+        let closed = {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            listener.local_addr().unwrap().port()
+        };
+        let echo = format!(r#"{{"id":0,"error":{{"code":-32001,"message":"bad key {KEY}"}}}}"#);
+        use ReadFailureKind as Kind;
+        let cases = [
+            (http("429 Too Many Requests", r#"{"id":0,"result":"0x1"}"#), Kind::RateLimited),
+            (http("502 Bad Gateway", &format!("<html>no {KEY}")), Kind::RpcError),
+            (http("302 Found", "elsewhere"), Kind::RpcError),
+            (http("200 OK", &echo), Kind::RpcError),
+            (http("400 Bad Request", &echo), Kind::RpcError),
+            (http("200 OK", &format!("who is {KEY}?")), Kind::BadAnswer),
+            (http("200 OK", "{}"), Kind::BadAnswer),
+            (String::new(), Kind::Unreachable),
+        ];
+        for (response, kind) in cases {
+            let (port, _) = server(response.clone()).await;
+            let seen = Arc::new(Seen::default());
+            let url = format!("http://127.0.0.1:{port}/v2/{KEY}?key={KEY}");
+            let error = transport(&url, &seen).call(call("eth_chainId")).await.unwrap_err();
+            assert_eq!(error.kind(), kind, "{response}: {error}");
+            let text = format!("{error} {error:?}");
+            assert!(!text.contains(KEY), "{text}");
+            assert_eq!(*seen.0.lock().unwrap(), [("eth_chainId", kind.code())]);
+        }
+        let seen = Arc::new(Seen::default());
+        let url = format!("http://127.0.0.1:{closed}/v2/{KEY}");
+        let error = transport(&url, &seen).call(call("eth_chainId")).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Unreachable);
+        assert!(!error.to_string().contains(KEY) && !error.to_string().contains("/v2"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn an_answer_above_the_limit_is_not_read_to_its_end() {
+        let body = "x".repeat(RESPONSE_BYTES_MAX + 1);
+        let (port, _) = server(http("200 OK", &body)).await;
+        let seen = Arc::new(Seen::default());
+        let transport = transport(&format!("http://127.0.0.1:{port}"), &seen);
+        let error = transport.call(call("eth_getLogs")).await.unwrap_err();
+        assert_eq!(error.kind(), ReadFailureKind::BadAnswer);
+        assert!(error.is_range_refusal(), "a smaller range has a smaller answer");
+    }
+
+    #[test]
+    fn answers_are_put_in_order_by_id_and_missing_ones_fail_alone() {
+        let body = br#"[{"id":2,"result":"c"},{"id":0,"error":{"code":3,"message":"reverted"}}]"#;
+        let results = parse_answers(body, 3).unwrap();
+        assert_eq!(
+            results[0].as_ref().unwrap_err(),
+            &CallError::Rpc { code: 3, message: "reverted".into() }
+        );
+        assert!(matches!(results[1], Err(CallError::BadAnswer(_))));
+        assert_eq!(results[2].as_ref().unwrap().get(), "\"c\"");
+        let whole =
+            parse_answers(br#"{"id":null,"error":{"code":-32000,"message":"no"}}"#, 2).unwrap();
+        assert!(whole.iter().all(|r| matches!(r, Err(CallError::Rpc { code: -32000, .. }))));
+        assert!(parse_answers(br#"{"id":0,"result":"a"}"#, 2).is_none(), "one answer to two calls");
+    }
+}

@@ -1,0 +1,225 @@
+//! What a faulty endpoint in front of an honest chain must not make us believe.
+
+use alloy_primitives::B256;
+use reconciled::domain::{
+    ConsumptionKind, Evidence, Inconclusive, NonceState, Payment, Policy, ReadFailureKind, Verdict,
+    judge,
+};
+use serde_json::{Value, json};
+use url::Url;
+
+use super::backend::{
+    Mined, Reader, TestChain, authorization, failures, observed, payment, settings,
+};
+use super::proxy::{log_blocks, proxy, refuse};
+
+const TRANSFER: &str = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef";
+
+/// A chain with one landed payment and one unused one, 30 blocks later.
+async fn staged<C: TestChain>() -> (C, [Payment; 2], Mined) {
+    let chain = C::start().await;
+    let landed = authorization(&chain, 1).await;
+    let payments =
+        [payment(&chain, &landed).await, payment(&chain, &authorization(&chain, 2).await).await];
+    chain.mine(30).await;
+    let mined = chain.transfer(&[landed]).await;
+    chain.mine(30).await;
+    (chain, payments, mined)
+}
+
+/// Reads through an endpoint with this fault.
+async fn read_through(
+    chain: &impl TestChain,
+    payments: &[Payment],
+    change: impl Fn(&Value, &mut Value) + Send + Sync + 'static,
+) -> (Vec<Evidence>, Reader) {
+    let url = proxy(chain.url(), change).await;
+    let reader = Reader::with(settings(chain, &[url]));
+    (reader.read(payments).await, reader)
+}
+
+fn is_transferred(evidence: &Evidence) -> bool {
+    let used = evidence.readings.iter().filter_map(|r| r.outcome.as_ref().ok());
+    used.filter_map(|seen| match seen.nonce {
+        NonceState::Used(consumption) => Some(consumption.kind),
+        _ => None,
+    })
+    .any(|kind| matches!(kind, ConsumptionKind::Transferred(_)))
+}
+
+pub(crate) async fn a_small_range_limit_is_learnt_and_everything_is_found<C: TestChain>() {
+    let (chain, payments, mined) = staged::<C>().await;
+    let url = proxy(chain.url(), |call, answer| {
+        if log_blocks(call).is_some_and(|blocks| blocks > 9) {
+            refuse(answer, -32005, "query is limited to 9 blocks");
+        }
+    })
+    .await;
+    let reader = Reader::with(settings(&chain, &[url]));
+    let evidence = reader.read(&payments).await;
+    let NonceState::Used(consumption) = observed(&evidence[0]).nonce else {
+        panic!("{evidence:?}")
+    };
+    assert_eq!(consumption.log.block, mined.block);
+    assert!(is_transferred(&evidence[0]));
+    let refused = reader.calls.with_outcome("rpc_error");
+    assert!((1..=8).contains(&refused), "{:?}", reader.calls);
+    assert!(is_transferred(&reader.read(&payments).await[0]));
+    assert!(reader.calls.with_outcome("rpc_error") <= refused + 1, "the width is remembered");
+}
+
+pub(crate) async fn a_range_limit_of_nothing_is_range_refused<C: TestChain>() {
+    let (chain, payments, _) = staged::<C>().await;
+    let (evidence, reader) = read_through(&chain, &payments, |call, answer| {
+        if log_blocks(call).is_some() {
+            refuse(answer, -32602, "block range is too wide");
+        }
+    })
+    .await;
+    assert_eq!(failures(&evidence[0]), [Some(ReadFailureKind::RangeRefused)]);
+    assert_eq!(observed(&evidence[1]).nonce, NonceState::Unused);
+    assert!(reader.calls.of("eth_getLogs") <= 11, "{:?}", reader.calls);
+}
+
+pub(crate) async fn empty_log_answers_send_us_to_the_next_endpoint<C: TestChain>() {
+    let (chain, payments, _) = staged::<C>().await;
+    let limited = proxy(chain.url(), |call, answer| {
+        if log_blocks(call).is_some() {
+            answer["result"] = json!([]);
+        }
+    })
+    .await;
+    let alone = Reader::with(settings(&chain, std::slice::from_ref(&limited)));
+    let evidence = alone.read(&payments).await;
+    let head = chain.head().await.number;
+    assert!(matches!(observed(&evidence[0]).nonce,
+            NonceState::UsedWithoutLog { from_block, to_block } if from_block < to_block && to_block == head));
+    let verdict = judge(&payments[0], &evidence[0], &Policy::default());
+    assert_eq!(verdict, Verdict::Inconclusive(Inconclusive::UsedWithoutLog));
+    let both = Reader::with(settings(&chain, &[limited, chain.url()]));
+    let evidence = both.read(&payments).await;
+    assert_eq!(evidence[0].readings.len(), 2, "the first endpoint's reading is kept");
+    assert!(is_transferred(&evidence[0]));
+    assert_eq!(evidence[1].readings.len(), 1, "the other payment needs no second endpoint");
+}
+
+pub(crate) async fn logs_that_do_not_fit_the_question_are_refused<C: TestChain>() {
+    let (chain, payments, _) = staged::<C>().await;
+    type Fault = fn(&mut Value);
+    let faults: [Fault; 6] = [
+        |log| log["removed"] = json!(true),
+        |log| log["address"] = json!("0x5555555555555555555555555555555555555555"),
+        |log| log["blockNumber"] = json!("0x1"),
+        |log| log["blockNumber"] = json!(null),
+        |log| log["logIndex"] = json!(null),
+        |log| log["topics"][0] = json!(TRANSFER.replace("dd", "ee")),
+    ];
+    for fault in faults {
+        let (evidence, _) = read_through(&chain, &payments, move |call, answer| {
+            if log_blocks(call).is_some() {
+                answer["result"].as_array_mut().unwrap().iter_mut().for_each(fault);
+            }
+        })
+        .await;
+        assert_eq!(failures(&evidence[0]), [Some(ReadFailureKind::BadAnswer)], "{evidence:?}");
+        assert_eq!(observed(&evidence[1]).nonce, NonceState::Unused);
+    }
+}
+
+pub(crate) async fn a_transfer_that_does_not_follow_directly_is_no_transfer<C: TestChain>() {
+    let (chain, payments, mined) = staged::<C>().await;
+    let (evidence, _) = read_through(&chain, &payments, |call, answer| {
+        if log_blocks(call).is_some() && call["params"][0]["topics"][0][0] == TRANSFER {
+            for log in answer["result"].as_array_mut().unwrap() {
+                let index = log["logIndex"].as_str().unwrap().trim_start_matches("0x").to_owned();
+                let index = u64::from_str_radix(&index, 16).unwrap() + 1;
+                log["logIndex"] = json!(format!("{index:#x}"));
+            }
+        }
+    })
+    .await;
+    let NonceState::Used(consumption) = observed(&evidence[0]).nonce else {
+        panic!("{evidence:?}")
+    };
+    assert_eq!(consumption.log.tx_hash, mined.tx_hash);
+    assert_eq!(consumption.kind, ConsumptionKind::WithoutTransfer);
+    let verdict = judge(&payments[0], &evidence[0], &Policy::default());
+    assert_eq!(verdict, Verdict::Inconclusive(Inconclusive::UsedWithoutTransfer));
+}
+
+/// Gives the header of block `number` another hash, when it is asked for by number.
+fn replaced(number: u64) -> impl Fn(&Value, &mut Value) + Send + Sync + 'static {
+    move |call, answer| {
+        if call["method"] == "eth_getBlockByNumber"
+            && call["params"][0] == json!(format!("{number:#x}"))
+        {
+            answer["result"]["hash"] = json!(B256::repeat_byte(0xee));
+        }
+    }
+}
+
+pub(crate) async fn a_block_that_is_no_longer_canonical_gives_no_evidence<C: TestChain>() {
+    let (chain, payments, mined) = staged::<C>().await;
+    let (evidence, _) = read_through(&chain, &payments, replaced(mined.block.number)).await;
+    assert_eq!(failures(&evidence[0]), [Some(ReadFailureKind::NotCanonical)]);
+    assert_eq!(observed(&evidence[1]).nonce, NonceState::Unused);
+}
+
+pub(crate) async fn a_head_that_is_no_longer_canonical_gives_no_evidence<C: TestChain>() {
+    let (chain, payments, _) = staged::<C>().await;
+    let head = chain.head().await.number;
+    let (evidence, _) = read_through(&chain, &payments, replaced(head)).await;
+    assert_eq!(failures(&evidence[0]), [Some(ReadFailureKind::NotCanonical)]);
+    assert_eq!(observed(&evidence[1]).nonce, NonceState::Unused);
+}
+
+pub(crate) async fn a_finalized_block_above_the_head_is_a_bad_answer<C: TestChain>() {
+    let (chain, payments, _) = staged::<C>().await;
+    let (evidence, _) = read_through(&chain, &payments, |call, answer| {
+        if call["params"][0] == "finalized" {
+            answer["result"]["number"] = json!("0xffffff");
+        }
+    })
+    .await;
+    for evidence in evidence {
+        assert_eq!(failures(&evidence), [Some(ReadFailureKind::BadAnswer)]);
+    }
+}
+
+pub(crate) async fn states_from_another_block_are_a_bad_answer<C: TestChain>() {
+    let (chain, payments, _) = staged::<C>().await;
+    for (field, value) in [("number", "0xffffff"), ("timestamp", "0xffffffff")] {
+        let (evidence, _) = read_through(&chain, &payments, move |call, answer| {
+            if call["params"][0] == "latest" {
+                answer["result"][field] = json!(value);
+            }
+        })
+        .await;
+        for evidence in evidence {
+            assert_eq!(failures(&evidence), [Some(ReadFailureKind::BadAnswer)], "{field}");
+        }
+    }
+}
+
+pub(crate) async fn a_slow_down_is_rate_limited<C: TestChain>() {
+    let (chain, payments, _) = staged::<C>().await;
+    let limited: Url =
+        proxy(chain.url(), |_, answer| refuse(answer, -32016, "over rate limit")).await;
+    let reader = Reader::with(settings(&chain, &[limited, chain.url()]));
+    let evidence = reader.read(&payments).await;
+    assert_eq!(failures(&evidence[0]), [Some(ReadFailureKind::RateLimited), None]);
+    assert!(is_transferred(&evidence[0]));
+}
+
+pub(crate) async fn a_failed_log_read_fails_only_the_used_payments<C: TestChain>() {
+    let (chain, payments, _) = staged::<C>().await;
+    let (evidence, reader) = read_through(&chain, &payments, |call, answer| {
+        if log_blocks(call).is_some() {
+            refuse(answer, -32603, "internal error");
+        }
+    })
+    .await;
+    assert_eq!(failures(&evidence[0]), [Some(ReadFailureKind::RpcError)]);
+    assert_eq!(observed(&evidence[1]).nonce, NonceState::Unused);
+    assert_eq!(reader.calls.of("eth_getLogs"), 1, "nothing is retried");
+}
