@@ -53,7 +53,10 @@ pub(super) fn parse_header(what: &str, result: &RawValue) -> Result<BlockRef, Ca
     })
 }
 
-/// Known (number, time) pairs of finalized blocks, thinned out evenly when there are too many.
+/// A block's number and time.
+type Known = (u64, u64);
+
+/// What is known of finalized blocks, thinned out evenly when there are too many.
 #[derive(Debug, Default)]
 pub(super) struct Anchors(BTreeMap<u64, u64>);
 
@@ -71,8 +74,8 @@ impl Anchors {
     }
 
     /// The last anchor at or before `time`, and the first one after it.
-    fn around(&self, time: u64) -> (Option<(u64, u64)>, Option<(u64, u64)>) {
-        let pair = |(number, time): (&u64, &u64)| (*number, *time);
+    fn around(&self, time: u64) -> (Option<Known>, Option<Known>) {
+        let pair = |(number, time): (&u64, &u64)| -> Known { (*number, *time) };
         let before = self.0.iter().rev().find(|(_, t)| **t <= time).map(pair);
         let after = self.0.iter().find(|(_, t)| **t > time).map(pair);
         (before, after)
@@ -84,9 +87,9 @@ impl Anchors {
 struct Search {
     time: u64,
     /// A block at or before `time`.
-    before: Option<(u64, u64)>,
+    before: Option<Known>,
     /// A block after `time`.
-    after: (u64, u64),
+    after: Known,
     /// How far before `time` is near enough, in seconds.
     tolerance: u64,
     block_time_ms: u64,

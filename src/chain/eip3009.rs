@@ -198,16 +198,14 @@ impl Endpoint {
                 self.scan_logs(&filter, first, heads.head.number, take).await.map(|()| first)
             }
         };
+        let to_block = heads.head.number;
+        let missing =
+            searched.map(|from_block| NonceState::UsedWithoutLog { from_block, to_block });
         for index in group {
-            let missing = || {
-                searched.clone().map(|from_block| NonceState::UsedWithoutLog {
-                    from_block,
-                    to_block: heads.head.number,
-                })
-            };
-            match logs.get(&asked[*index].authorization()) {
-                Some(log) => found.push((*index, log.clone())),
-                None => drop(outcomes.insert(*index, missing())),
+            if let Some(log) = logs.get(&asked[*index].authorization()) {
+                found.push((*index, log.clone()));
+            } else {
+                outcomes.insert(*index, missing.clone());
             }
         }
     }

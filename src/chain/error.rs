@@ -42,7 +42,7 @@ pub(super) enum CallError {
 const RATE_LIMIT_CODES: [i64; 3] = [429, -32016, -32029];
 
 /// Phrases that mean "slow down". Lower case.
-const RATE_LIMIT_PHRASES: [&str; 12] = [
+const RATE_LIMIT_PHRASES: [&str; 13] = [
     "rate limit",
     "rate-limit",
     "ratelimit",
@@ -54,6 +54,7 @@ const RATE_LIMIT_PHRASES: [&str; 12] = [
     "throughput",
     "capacity exceeded",
     "quota",
+    "daily",
     "slow down",
 ];
 
@@ -224,6 +225,7 @@ mod tests {
             (http(429, ""), Kind::RateLimited),
             (rpc(-32005, "daily request count exceeded, request rate limited"), Kind::RateLimited),
             (rpc(-32005, "try again later"), Kind::RateLimited),
+            (rpc(-32005, "daily limit exceeded"), Kind::RateLimited),
             (rpc(-32005, "query returned more than 10000 results"), Kind::RpcError),
             (rpc(-32000, "header not found"), Kind::RpcError),
             (http(500, "oops"), Kind::RpcError),

@@ -19,8 +19,8 @@ use alloy_primitives::{Address, address};
 use url::Url;
 
 use crate::domain::{
-    ChainId, EndpointName, Evidence, Method, NonceState, Observation, Payment, ReadFailure,
-    Reading, Timestamp,
+    ChainId, ConsumptionKind, EndpointName, Evidence, Method, NonceState, Observation, Payment,
+    ReadFailure, Reading, Timestamp,
 };
 use eip3009::Asked;
 use endpoint::Endpoint;
@@ -207,7 +207,14 @@ impl Chain {
 }
 
 /// Whether an endpoint's answer is worth stopping at. Used, with no log to say how, is a lagging or
-/// limited node: ask another.
+/// limited node; so may be a use whose transfer is not there. Ask another.
 fn is_evidence(outcome: &Result<Observation, ReadFailure>) -> bool {
-    matches!(outcome, Ok(seen) if !matches!(seen.nonce, NonceState::UsedWithoutLog { .. }))
+    match outcome {
+        Err(_) => false,
+        Ok(seen) => match seen.nonce {
+            NonceState::UsedWithoutLog { .. } => false,
+            NonceState::Used(consumption) => consumption.kind != ConsumptionKind::WithoutTransfer,
+            NonceState::Unused => true,
+        },
+    }
 }

@@ -141,8 +141,10 @@ impl Endpoint {
         let mut calls = vec![Call { method: "eth_chainId", params: json!([]) }];
         calls.extend(asked.iter().map(|a| call_at(head.hash, a.token, state_call(a))));
         let mut results = self.transport.batch(&calls).await.into_iter();
-        let chain_id = results.next().unwrap_or_else(|| Err(CallError::Timeout));
-        let checked = chain_id
+        let missing = || Err(CallError::BadAnswer("no chain id".to_owned()));
+        let checked = results
+            .next()
+            .unwrap_or_else(missing)
             .and_then(|result| decode::<U64>("eth_chainId", &result))
             .map_err(ReadFailure::from)
             .and_then(|id| check_chain_id(settings, U256::from(id)));

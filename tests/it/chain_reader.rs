@@ -3,6 +3,8 @@
 //! A case is a generic function over [`backend::TestChain`]. A new backend implements that trait and adds
 //! one `suite!` line. Cases that only a real EVM can stage stand in `on_anvil`.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
 mod backend;
 mod cases;
 mod faults;

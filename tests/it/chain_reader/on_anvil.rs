@@ -33,7 +33,7 @@ impl OnAnvil {
 
 impl TestChain for OnAnvil {
     async fn start() -> Self {
-        assert!(RICH_PAYERS >= PAYERS);
+        const { assert!(RICH_PAYERS >= PAYERS) };
         let chain = TokenOnAnvil::start(1).await;
         chain.anvil.mine(HISTORY).await;
         Self(chain)

@@ -2,6 +2,8 @@
 //!
 //! Every test has its own, on a port the system chose; it ends with the test.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -17,7 +19,7 @@ use serde_json::{Value, json};
 use url::Url;
 
 /// anvil's own default.
-pub const ANVIL_CHAIN_ID: u64 = 31_337;
+pub(crate) const ANVIL_CHAIN_ID: u64 = 31_337;
 
 /// No answer from anvil for this long fails the test.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -71,17 +73,17 @@ mod abi {
 
 /// What a payer signs (EIP-3009 `TransferWithAuthorization`). Value in base units, times in Unix seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Authorization {
-    pub payer: Address,
-    pub to: Address,
-    pub value: u64,
-    pub valid_after: u64,
-    pub valid_before: u64,
-    pub nonce: B256,
+pub(crate) struct Authorization {
+    pub(crate) payer: Address,
+    pub(crate) to: Address,
+    pub(crate) value: u64,
+    pub(crate) valid_after: u64,
+    pub(crate) valid_before: u64,
+    pub(crate) nonce: B256,
 }
 
 /// The key of payer number `n`: anyone can know it.
-pub fn payer_key(n: u64) -> PrivateKeySigner {
+pub(crate) fn payer_key(n: u64) -> PrivateKeySigner {
     PrivateKeySigner::from_bytes(&keccak256(format!("payer {n}"))).unwrap()
 }
 
@@ -98,7 +100,7 @@ fn contract(name: &str, part: &str) -> Bytes {
 }
 
 /// A running anvil.
-pub struct Anvil {
+pub(crate) struct Anvil {
     process: Child,
     url: Url,
     http: reqwest::Client,
@@ -114,7 +116,7 @@ impl Drop for Anvil {
 
 impl Anvil {
     /// Starts anvil; `finalized` is two epochs of `slots_in_an_epoch` blocks behind the head.
-    pub async fn start(slots_in_an_epoch: u64) -> Self {
+    pub(crate) async fn start(slots_in_an_epoch: u64) -> Self {
         let mut process = Command::new(tool("RECONCILED_TEST_ANVIL"))
             .args(["--port", "0", "--accounts", "1", "--slots-in-an-epoch"])
             .arg(slots_in_an_epoch.to_string())
@@ -143,12 +145,12 @@ impl Anvil {
     }
 
     /// Where it listens.
-    pub fn url(&self) -> Url {
+    pub(crate) fn url(&self) -> Url {
         self.url.clone()
     }
 
     /// Any JSON-RPC call.
-    pub async fn rpc(&self, method: &str, params: Value) -> Value {
+    pub(crate) async fn rpc(&self, method: &str, params: Value) -> Value {
         let request = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
         let response = self
             .http
@@ -164,7 +166,7 @@ impl Anvil {
     }
 
     /// The block with this tag or hex number.
-    pub async fn block(&self, block: &str) -> BlockRef {
+    pub(crate) async fn block(&self, block: &str) -> BlockRef {
         let header = self.rpc("eth_getBlockByNumber", json!([block, false])).await;
         let number = |field: &str| -> u64 {
             serde_json::from_value::<U64>(header[field].clone()).unwrap().to()
@@ -177,35 +179,35 @@ impl Anvil {
     }
 
     /// Mines `count` blocks, one second apart.
-    pub async fn mine(&self, count: u64) {
+    pub(crate) async fn mine(&self, count: u64) {
         self.rpc("anvil_mine", json!([format!("{count:#x}"), "0x1"])).await;
     }
 
     /// Mines a block that is `secs` younger than the head.
-    pub async fn advance(&self, secs: u64) {
+    pub(crate) async fn advance(&self, secs: u64) {
         let time = self.block("latest").await.time.as_secs() + secs;
         self.rpc("evm_setNextBlockTimestamp", json!([time])).await;
         self.rpc("anvil_mine", json!(["0x1"])).await;
     }
 
     /// Replaces the last `depth` blocks by empty ones; their transactions are gone.
-    pub async fn reorg(&self, depth: u64) {
+    pub(crate) async fn reorg(&self, depth: u64) {
         self.rpc("anvil_reorg", json!([depth, []])).await;
         self.rpc("anvil_dropAllTransactions", json!([])).await;
     }
 
     /// Keeps the state, to come back to with [`Self::revert`].
-    pub async fn snapshot(&self) -> Value {
+    pub(crate) async fn snapshot(&self) -> Value {
         self.rpc("evm_snapshot", json!([])).await
     }
 
     /// Goes back to a snapshot.
-    pub async fn revert(&self, snapshot: Value) {
+    pub(crate) async fn revert(&self, snapshot: Value) {
         assert_eq!(self.rpc("evm_revert", json!([snapshot])).await, json!(true));
     }
 
     /// Sends from anvil's own account, has it mined, and returns the receipt.
-    pub async fn send(&self, to: Option<Address>, data: Bytes) -> Value {
+    pub(crate) async fn send(&self, to: Option<Address>, data: Bytes) -> Value {
         let from = self.rpc("eth_accounts", json!([])).await[0].clone();
         let mut transaction = json!({"from": from, "data": data, "gas": GAS});
         if let Some(to) = to {
@@ -224,7 +226,7 @@ impl Anvil {
     }
 
     /// The same, and it must succeed.
-    pub async fn send_ok(&self, to: Option<Address>, data: Bytes) -> Value {
+    pub(crate) async fn send_ok(&self, to: Option<Address>, data: Bytes) -> Value {
         let receipt = self.send(to, data).await;
         assert_eq!(receipt["status"], "0x1", "{receipt}");
         receipt
@@ -246,22 +248,22 @@ fn http_client() -> reqwest::Client {
 }
 
 /// A token on an anvil, with what it takes to use it.
-pub struct TokenOnAnvil {
-    pub anvil: Anvil,
-    pub token: Address,
-    pub batcher: Address,
+pub(crate) struct TokenOnAnvil {
+    pub(crate) anvil: Anvil,
+    pub(crate) token: Address,
+    pub(crate) batcher: Address,
     payers: std::collections::HashMap<Address, PrivateKeySigner>,
 }
 
 /// Payers that hold the token from the start.
-pub const RICH_PAYERS: u64 = 100;
+pub(crate) const RICH_PAYERS: u64 = 100;
 
 /// What each of them holds.
 const RICHES: u64 = 1_000_000_000_000;
 
 impl TokenOnAnvil {
     /// Starts anvil and deploys everything on it.
-    pub async fn start(slots_in_an_epoch: u64) -> Self {
+    pub(crate) async fn start(slots_in_an_epoch: u64) -> Self {
         let anvil = Anvil::start(slots_in_an_epoch).await;
         let code = contract("Multicall3", "deployedBytecode");
         anvil.rpc("anvil_setCode", json!([MULTICALL3, code])).await;
@@ -303,7 +305,7 @@ impl TokenOnAnvil {
     }
 
     /// Calldata of the overload that takes the signature as bytes.
-    pub fn transfer_call(&self, a: &Authorization) -> Bytes {
+    pub(crate) fn transfer_call(&self, a: &Authorization) -> Bytes {
         abi::whole::transferWithAuthorizationCall {
             from: a.payer,
             to: a.to,
@@ -318,7 +320,7 @@ impl TokenOnAnvil {
     }
 
     /// Sends `transferWithAuthorization` with the signature in parts; the receipt, whatever it says.
-    pub async fn transfer(&self, a: &Authorization) -> Value {
+    pub(crate) async fn transfer(&self, a: &Authorization) -> Value {
         let signature = self.sign_transfer(a);
         let call = abi::parts::transferWithAuthorizationCall {
             from: a.payer,
@@ -335,7 +337,7 @@ impl TokenOnAnvil {
     }
 
     /// Sends `cancelAuthorization`, which must succeed.
-    pub async fn cancel(&self, a: &Authorization) -> Value {
+    pub(crate) async fn cancel(&self, a: &Authorization) -> Value {
         let message = abi::CancelAuthorization { authorizer: a.payer, nonce: a.nonce };
         let signature = self.sign(a.payer, &message).as_bytes().into();
         let call = abi::cancelAuthorizationCall { authorizer: a.payer, nonce: a.nonce, signature };
@@ -343,13 +345,13 @@ impl TokenOnAnvil {
     }
 
     /// Sends several calls of the token in one transaction, which must succeed.
-    pub async fn batch(&self, calls: Vec<Bytes>) -> Value {
+    pub(crate) async fn batch(&self, calls: Vec<Bytes>) -> Value {
         let call = abi::batchCall { target: self.token, calls };
         self.anvil.send_ok(Some(self.batcher), call.abi_encode().into()).await
     }
 
     /// Emits the events of a transfer by authorization from a contract that is not the token.
-    pub async fn forge(&self, a: &Authorization) -> Value {
+    pub(crate) async fn forge(&self, a: &Authorization) -> Value {
         let call = abi::forgeCall {
             authorizer: a.payer,
             nonce: a.nonce,

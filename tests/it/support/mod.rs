@@ -1,4 +1,4 @@
 //! What the tests stand on: private servers, a gateway to play, keys to sign with.
 
-pub mod anvil;
-pub mod postgres;
+pub(crate) mod anvil;
+pub(crate) mod postgres;
