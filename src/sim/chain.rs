@@ -187,6 +187,13 @@ pub struct View {
     now: Timestamp,
 }
 
+/// Blocks at regular times: block `first` at `start_ms` after genesis, and the others after it.
+#[derive(Debug, Clone, Copy)]
+struct Stretch {
+    first: u64,
+    start_ms: u64,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Place {
     number: u64,
@@ -199,6 +206,9 @@ struct Place {
 pub struct ChainState {
     settings: SimSettings,
     view: View,
+    has_multicall: bool,
+    /// Ascending; the first starts at genesis.
+    stretches: Vec<Stretch>,
     branches_made: u32,
     transactions_made: u64,
     blocks: BTreeMap<u64, Vec<Contents>>,
@@ -220,6 +230,8 @@ impl ChainState {
         Self {
             settings,
             view,
+            has_multicall: true,
+            stretches: vec![Stretch { first: 0, start_ms: 0 }],
             branches_made: 1,
             transactions_made: 0,
             blocks: BTreeMap::new(),
@@ -323,9 +335,10 @@ impl ChainState {
         }
         self.scheduled_nonces.extend(fresh);
 
-        let block_ms = self.block_ms();
-        let since_genesis = millis(at.since(self.settings.genesis));
-        let number = since_genesis.div_ceil(block_ms).max(self.head(&self.view) + 1);
+        let at_ms = millis(at.since(self.settings.genesis));
+        let before = self.newest_at(at);
+        let first_from = if self.block_ms(before) < at_ms { before + 1 } else { before };
+        let number = first_from.max(self.head(&self.view) + 1);
         self.transactions_made += 1;
         let hash = transaction_hash(self.settings.chain_id, self.transactions_made);
         let transaction = Transaction { hash, to, succeeded, events };
@@ -354,6 +367,25 @@ impl ChainState {
         self.view.branches.push(Branch { from, id: self.branches_made });
         self.branches_made += 1;
         Ok(())
+    }
+
+    /// The chain makes no block for `pause` longer than usual, as when its sequencer is out. Transactions
+    /// that wait for later blocks come later, too.
+    pub fn pause(&mut self, pause: Duration) {
+        let next = self.head(&self.view) + 1;
+        let start_ms = self.block_ms(next).saturating_add(millis(pause));
+        self.stretches.retain(|stretch| stretch.first < next);
+        self.stretches.push(Stretch { first: next, start_ms });
+    }
+
+    /// Takes the code at Multicall3's address away: not every chain has it.
+    pub fn remove_multicall(&mut self) {
+        self.has_multicall = false;
+    }
+
+    /// Whether Multicall3 is there.
+    pub fn has_multicall(&self) -> bool {
+        self.has_multicall
     }
 
     /// The number of the newest block.
@@ -442,17 +474,35 @@ impl ChainState {
         })
     }
 
-    fn block_ms(&self) -> u64 {
+    fn block_time_ms(&self) -> u64 {
         millis(self.settings.block_time).max(1)
     }
 
+    fn stretch(&self, is_before: impl Fn(&Stretch) -> bool) -> (Stretch, Option<&Stretch>) {
+        let after = self.stretches.partition_point(is_before);
+        let genesis = Stretch { first: 0, start_ms: 0 };
+        let current = after.checked_sub(1).map_or(genesis, |at| self.stretches[at]);
+        (current, self.stretches.get(after))
+    }
+
+    /// The newest block at `moment`; the genesis block before that.
     fn newest_at(&self, moment: Timestamp) -> u64 {
-        millis(moment.since(self.settings.genesis)) / self.block_ms()
+        let ms = millis(moment.since(self.settings.genesis));
+        let (stretch, next) = self.stretch(|stretch| stretch.start_ms <= ms);
+        let regular = stretch.first + (ms - stretch.start_ms) / self.block_time_ms();
+        next.map_or(regular, |next| regular.min(next.first - 1))
+    }
+
+    /// A block's time, in milliseconds after genesis.
+    fn block_ms(&self, number: u64) -> u64 {
+        let (stretch, _) = self.stretch(|stretch| stretch.first <= number);
+        let regular = (number - stretch.first).saturating_mul(self.block_time_ms());
+        stretch.start_ms.saturating_add(regular)
     }
 
     /// A block's time in whole seconds; blocks closer together than a second share one.
     fn time_of(&self, number: u64) -> BlockTime {
-        let after = Duration::from_millis(number.saturating_mul(self.block_ms()));
+        let after = Duration::from_millis(self.block_ms(number));
         let at = self.settings.genesis.saturating_add(after);
         BlockTime::from_secs(u64::try_from(at.as_millis() / 1_000).unwrap_or(0))
     }

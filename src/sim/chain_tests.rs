@@ -68,6 +68,27 @@ fn blocks_closer_than_a_second_share_one() {
 }
 
 #[test]
+fn a_pause_moves_every_later_block_and_no_earlier_one() {
+    let mut chain = chain();
+    chain.set_time(at(5.0));
+    let waiting = chain.transfer(at(8.0), payment(1)).unwrap();
+    assert_eq!(waiting.number, 4);
+    chain.pause(Duration::from_secs(60));
+    chain.pause(Duration::from_secs(40));
+    chain.set_time(at(105.9));
+    assert_eq!(chain.head(chain.view()), 2);
+    assert_eq!(chain.transfer(at(50.0), payment(2)).unwrap().time.as_secs(), GENESIS_SECS + 106);
+    chain.set_time(at(110.0));
+    let times: Vec<u64> = (0..=5).map(|n| block(&chain, n).time.as_secs() - GENESIS_SECS).collect();
+    assert_eq!(times, [0, 2, 4, 106, 108, 110]);
+    assert!(used(&chain, 1, 4) && !used(&chain, 1, 3));
+    assert!(used(&chain, 2, 3));
+    assert_eq!(chain.transfer(at(113.0), payment(3)).unwrap().number, 7);
+    chain.set_time(at(106.0 + 20.0 * 60.0 - 1.0));
+    assert_eq!(chain.finalized(chain.view()), 2, "the newest that is old enough");
+}
+
+#[test]
 fn safe_and_finalized_follow_the_head_by_age_and_start_at_genesis() {
     let mut chain = chain();
     chain.set_time(at(599.0));

@@ -176,7 +176,7 @@ impl Node<'_> {
     }
 
     fn has_code(&self, address: Address) -> bool {
-        address == MULTICALL3
+        (address == MULTICALL3 && self.chain.has_multicall())
             || (address == self.chain.settings().token && !self.faults.has(Fault::NoCode))
     }
 
@@ -195,7 +195,10 @@ impl Node<'_> {
         let block = self.state_at(params.block_or_latest(1)?)?;
         let data = request.input.or(request.data).unwrap_or_default();
         let returned = match request.to {
-            Some(MULTICALL3) if data.starts_with(&abi::aggregate3Call::SELECTOR) => {
+            Some(MULTICALL3)
+                if self.chain.has_multicall()
+                    && data.starts_with(&abi::aggregate3Call::SELECTOR) =>
+            {
                 self.aggregate3(&data, block)
             }
             Some(target) => self.contract_call(target, &data, block),

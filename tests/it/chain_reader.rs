@@ -9,6 +9,7 @@ mod backend;
 mod cases;
 mod faults;
 mod on_anvil;
+mod on_sim;
 mod proxy;
 
 macro_rules! tests {
@@ -66,3 +67,4 @@ macro_rules! suite {
 }
 
 suite!(anvil, super::on_anvil::OnAnvil);
+suite!(sim, super::on_sim::OnSim);

@@ -3,5 +3,6 @@
 mod chain_reader;
 mod postgres;
 mod process;
+mod sim_node;
 mod store_conformance;
 mod support;
