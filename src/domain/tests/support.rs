@@ -212,7 +212,7 @@ impl Ledger {
     pub(super) fn apply(&mut self, id: &str, verdict: Verdict, policy: &Policy) -> Resolution {
         let now = secs(DEADLINE_BLOCK * BLOCK_SECS);
         let mut resolved = self.resolve_all(vec![judged_as(id, verdict)], policy, now);
-        resolved.remove(0).1
+        resolved.remove(0).resolution
     }
 
     /// Every status in one line, to compare with.
