@@ -62,7 +62,13 @@ returning r.id, r.payment_id, r.chain_id, r.token, r.payer, r.amount, r.refund_n
 --       where id = :id and status = 'claimed' and batch_id = :'batch' and sent_tx is null
 --      returning id;
 
--- 7. What a batch has not finished. Changes nothing.
+-- 7. Call a record off, because the money need not go back after all. It stays called off.
+--
+--      update reconciled.refunds_owed set status = 'void', note = 'why, and who decided it'
+--       where id = :id and status in ('owed', 'blocked')
+--      returning id;
+
+-- 8. What a batch has not finished. Changes nothing.
 select id, payment_id, status, sent_tx, claimed_by, claimed_at, now() - claimed_at as age
   from reconciled.refunds_owed
  where status in ('claimed', 'sent', 'blocked')
