@@ -1,7 +1,6 @@
 //! Everything that needs a real database, a real EVM or the real binary. `./test.sh` brings them.
 
 mod chain_reader;
-mod postgres;
 mod process;
 mod store_conformance;
 mod support;
