@@ -1,5 +1,11 @@
 //! Everything that needs a real database, a real EVM or the real binary. `./test.sh` brings them.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test that cannot go on should panic"
+)]
+
 mod chain_reader;
 mod process;
 mod store_conformance;
