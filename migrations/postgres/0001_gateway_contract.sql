@@ -86,9 +86,9 @@ DECLARE
     wanted text[];
 BEGIN
     FOREACH wanted SLICE 1 IN ARRAY ARRAY[
-        -- Payments nobody knows the end of: what discovery scans.
+        -- Payments nobody knows the end of: what discovery scans, in step with the open watches.
         ['payments', 'reconciled_payments_open',
-         '(created_at) WHERE status IN (''settling'', ''unknown'', ''settle_failed'')'],
+         '(id) INCLUDE (status, created_at) WHERE status IN (''settling'', ''unknown'', ''settle_failed'')'],
         -- The payments of an order.
         ['payments', 'reconciled_payments_order', '(order_id)'],
         -- Every payment that claims one authorization.

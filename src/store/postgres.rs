@@ -5,7 +5,7 @@
 //! statement (I11). What is deliberately absent: timeouts on this side (the server's own bound every
 //! statement), and LISTEN/NOTIFY (polling alone is enough).
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -35,7 +35,7 @@ const SESSION: [(&str, &str); 7] = [
     // Times that are shown are shown as everywhere else.
     ("TimeZone", "UTC"),
     ("statement_timeout", "60s"),
-    ("lock_timeout", "10s"),
+    ("lock_timeout", "5s"),
     ("idle_in_transaction_session_timeout", "60s"),
     // Seconds: a client that vanished without a word is noticed in about a minute and a half.
     ("tcp_keepalives_idle", "30"),
@@ -46,8 +46,9 @@ const SESSION: [(&str, &str); 7] = [
 /// A PostgreSQL database.
 pub struct PostgresStore {
     pool: PgPool,
-    /// Known once the schema was verified.
-    optional: OnceLock<OptionalTables>,
+    /// As the schema was last verified.
+    optional: Mutex<Option<OptionalTables>>,
+    settled_page: watches::SettledPage,
 }
 
 impl PostgresStore {
@@ -64,13 +65,14 @@ impl PostgresStore {
             .max_connections(connections_max)
             .acquire_timeout(ACQUIRE_TIMEOUT)
             .connect_lazy_with(options);
-        Ok(Self { pool, optional: OnceLock::new() })
+        Ok(Self { pool, optional: Mutex::default(), settled_page: watches::SettledPage::default() })
     }
 
     /// The gateway's optional tables; verifies the schema if nobody did.
     async fn optional(&self) -> Result<OptionalTables, StoreError> {
-        match self.optional.get() {
-            Some(optional) => Ok(*optional),
+        let known = *self.optional.lock().unwrap_or_else(PoisonError::into_inner);
+        match known {
+            Some(optional) => Ok(optional),
             None => self.verify_schema().await,
         }
     }
@@ -130,7 +132,8 @@ impl Store for PostgresStore {
 
     async fn verify_schema(&self) -> Result<OptionalTables, StoreError> {
         let optional = schema::verify(&self.pool).await?;
-        Ok(*self.optional.get_or_init(|| optional))
+        *self.optional.lock().unwrap_or_else(PoisonError::into_inner) = Some(optional);
+        Ok(optional)
     }
 
     async fn ping(&self) -> Result<(), StoreError> {
@@ -147,7 +150,7 @@ impl Store for PostgresStore {
         stale_before: Timestamp,
         limit: u32,
     ) -> Result<Discovered, StoreError> {
-        watches::discover(&self.pool, now, stale_before, limit).await
+        watches::discover(&self.pool, &self.settled_page, now, stale_before, limit).await
     }
 
     async fn lease_due(&self, lease: &Lease, limit: u32) -> Result<Vec<Followed>, StoreError> {

@@ -1,7 +1,12 @@
 //! Everything that needs a real database, a real EVM or the real binary. `./test.sh` brings them.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test that cannot go on should panic"
+)]
+
 mod chain_reader;
-mod postgres;
 mod process;
 mod sim_node;
 mod store_conformance;

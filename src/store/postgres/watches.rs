@@ -1,6 +1,7 @@
 //! Watches: opening them, leasing them, and writing down checks that change nothing else.
 
 use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sqlx::types::time::OffsetDateTime;
 use sqlx::{PgConnection, PgPool};
@@ -12,43 +13,66 @@ use crate::domain::{Judged, PaymentId, RawPayment, Timestamp, Watch};
 use crate::store::row::one_line;
 use crate::store::{Discovered, Followed, Lease, StoreError};
 
+/// How many payments one discovery looks through for one that was settled though another payment pays
+/// its order. No index finds those, so each discovery reads on where the last one ended, and all
+/// payments come by in turn; whatever the size of the table, a discovery reads this much of it.
+const SETTLED_PAGE_MAX: i64 = 2_000;
+
+/// Where the next discovery reads on; the empty id comes before every other.
+#[derive(Debug, Default)]
+pub(super) struct SettledPage(Mutex<String>);
+
+impl SettledPage {
+    fn position(&self) -> MutexGuard<'_, String> {
+        // A position is whole whoever wrote it.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Opens watches: see [`crate::store::Store::discover`].
 pub(super) async fn discover(
     pool: &PgPool,
+    page: &SettledPage,
     now: Timestamp,
     stale_before: Timestamp,
     limit: u32,
 ) -> Result<Discovered, StoreError> {
-    let counts = sqlx::query!(
-        r#"WITH open_payments AS (
+    let after = page.position().clone();
+    let found = sqlx::query!(
+        // `unwatched` has no limit of its own: with one, every open payment is looked up by itself,
+        // instead of both sides being read once in order.
+        r#"WITH unwatched AS MATERIALIZED (
                SELECT p.id, p.created_at
                  FROM payments p
-                 LEFT JOIN reconciled.watches w ON w.payment_id = p.id
                 WHERE p.status IN ('settling', 'unknown', 'settle_failed')
                   AND (p.status <> 'settling' OR coalesce(p.created_at, '-infinity') < $2)
-                  AND (w.payment_id IS NULL OR w.phase = 'closed')
-                ORDER BY p.created_at NULLS FIRST, p.id
-                LIMIT $3
-           ), owed_back AS (
-               SELECT p.id, p.created_at
-                 FROM orders o
-                 JOIN payments p ON p.order_id = o.id
-                 LEFT JOIN reconciled.watches w ON w.payment_id = p.id
-                WHERE (o.status = 'undelivered' OR o.status = 'paid' AND o.paid_by <> p.id)
-                  AND p.status = 'settled'
-                  AND (w.payment_id IS NULL OR w.phase = 'closed')
                   AND NOT EXISTS (
-                      SELECT FROM reconciled.refunds_owed r WHERE r.payment_id = p.id)
+                      SELECT FROM reconciled.watches w
+                       WHERE w.payment_id = p.id AND w.phase <> 'closed')
+           ), page AS MATERIALIZED (
+               SELECT id, order_id, status, created_at
+                 FROM payments WHERE id > $4 ORDER BY id LIMIT $5
+           ), settled AS (
+               SELECT p.id, p.created_at
+                 FROM orders o JOIN payments p ON p.order_id = o.id
+                WHERE o.status = 'undelivered' AND p.status = 'settled'
+                UNION
+               SELECT p.id, p.created_at
+                 FROM page p JOIN orders o ON o.id = p.order_id
+                WHERE o.status = 'paid' AND o.paid_by <> p.id AND p.status = 'settled'
+           ), found AS (
+               SELECT id, created_at FROM unwatched
+                UNION ALL
+               SELECT id, created_at FROM settled s
+                WHERE NOT EXISTS (
+                      SELECT FROM reconciled.watches w
+                       WHERE w.payment_id = s.id AND w.phase <> 'closed')
+                  AND NOT EXISTS (
+                      SELECT FROM reconciled.refunds_owed r WHERE r.payment_id = s.id)
                   -- Found to have no money of its own: nothing to owe.
                   AND NOT EXISTS (
                       SELECT FROM reconciled.flags f
-                       WHERE f.kind = 'authorization_reused' AND f.payment_id = p.id)
-                ORDER BY p.created_at NULLS FIRST, p.id
-                LIMIT $3
-           ), found AS (
-               SELECT id, created_at FROM open_payments
-                UNION ALL
-               SELECT id, created_at FROM owed_back
+                       WHERE f.kind = 'authorization_reused' AND f.payment_id = s.id)
                 ORDER BY created_at NULLS FIRST, id
                 LIMIT $3
            ), written AS (
@@ -61,18 +85,26 @@ pub(super) async fn discover(
                -- A row that was there before carries the lock under which it was updated.
                RETURNING w.xmax = 0 AS is_new
            )
-           SELECT count(*) FILTER (WHERE is_new) AS "opened!",
-                  count(*) FILTER (WHERE NOT is_new) AS "reopened!"
-             FROM written"#,
+           SELECT (SELECT count(*) FROM written WHERE is_new) AS "opened!",
+                  (SELECT count(*) FROM written WHERE NOT is_new) AS "reopened!",
+                  (SELECT count(*) FROM found) AS "found!",
+                  CASE WHEN (SELECT count(*) FROM page) = $5
+                       THEN (SELECT max(id) FROM page) END AS last"#,
         datetime(now),
         datetime(stale_before),
         i64::from(limit),
+        after,
+        SETTLED_PAGE_MAX,
     )
     .fetch_one(pool)
     .await
     .map_err(|source| StoreError::from_sqlx("to open watches", source))?;
+    // A full answer may have cut the page off: then the same page comes again.
+    if found.found < i64::from(limit) {
+        *page.position() = found.last.unwrap_or_default();
+    }
     let count = |n: i64| usize::try_from(n).unwrap_or(usize::MAX);
-    Ok(Discovered { opened: count(counts.opened), reopened: count(counts.reopened) })
+    Ok(Discovered { opened: count(found.opened), reopened: count(found.reopened) })
 }
 
 /// Leases what is due: see [`crate::store::Store::lease_due`].

@@ -1,0 +1,138 @@
+//! Transfers that vanish, move to another block, or come back.
+
+use reconciled::domain::{Finality, Outcome, PaymentId, Phase, Policy, RefundReason};
+use reconciled::sim::gateway::OrderUpdate;
+
+use super::harness::{TestDb, at, judged, pending, settled_in, tentative, tx_hash};
+
+for_each_backend!(
+    a_vanished_transfer_opens_everything_again,
+    what_was_reopened_can_be_paid_again_by_the_same_log_in_another_block,
+    a_transfer_that_moved_to_another_block_is_recorded_once,
+    a_refund_whose_transfer_vanished_is_void_and_is_owed_again_when_it_returns,
+    a_refund_that_has_left_our_hands_is_flagged_when_its_transfer_vanishes,
+    a_reorg_after_delivery_is_flagged,
+    an_older_head_than_the_transfer_s_block_opens_nothing,
+);
+
+async fn a_vanished_transfer_opens_everything_again(db: &TestDb) {
+    db.order_with_stock("o", "sku").await;
+    db.payment("p", "o").await;
+    db.gateway.insert_identifier("key", "p", "in_flight", None).await.unwrap();
+    db.apply("p", tentative("p")).await;
+    let done = db.apply("p", pending(40)).await;
+    assert_eq!((done.outcome, done.recorded), (Outcome::Reopened, true));
+    assert_eq!(done.phase, Phase::Targeted);
+    assert_eq!(db.payment_status("p").await, "unknown");
+    assert_eq!(db.order_status("o").await, ("paying".to_owned(), None));
+    assert_eq!(db.reservation("o/sku").await, "held");
+    assert_eq!(db.stock("sku").await, "3");
+    assert_eq!(db.identifier("key").await, "in_flight");
+    assert_eq!(db.events().await, ["order.paid:o", "order.reopened:o"]);
+    assert!(db.flags().await.is_empty());
+    let transfers = db.gateway.transfers().await.unwrap();
+    assert_eq!((transfers.len(), transfers[0].orphaned), (1, true));
+    let story = db.store.story(&PaymentId::from("p")).await.unwrap().unwrap();
+    assert!(story.payment.get("settled_at").is_none());
+    let watch = story.watch.unwrap();
+    assert_eq!((watch.opened_at, watch.checks_done), (at(30), 0), "the repeats start anew");
+    assert_eq!(db.value("SELECT outcome FROM {retry_outcomes}").await.as_deref(), Some("reopened"));
+}
+
+async fn what_was_reopened_can_be_paid_again_by_the_same_log_in_another_block(db: &TestDb) {
+    db.order_with_stock("o", "sku").await;
+    db.payment("p", "o").await;
+    db.apply("p", tentative("p")).await;
+    db.apply("p", pending(40)).await;
+    let done = db.apply("p", settled_in("p", 103, 7, Finality::Tentative)).await;
+    assert_eq!(done.outcome, Outcome::Paid);
+    assert_eq!(db.order_status("o").await, ("paid".to_owned(), Some("p".to_owned())));
+    assert_eq!(db.reservation("o/sku").await, "committed");
+    assert_eq!(db.events().await, ["order.paid:o", "order.reopened:o", "order.paid:o"]);
+    let transfers = db.gateway.transfers().await.unwrap();
+    let orphaned: Vec<bool> = transfers.iter().map(|t| t.orphaned).collect();
+    assert_eq!(orphaned, [true, false]);
+}
+
+async fn a_transfer_that_moved_to_another_block_is_recorded_once(db: &TestDb) {
+    db.paying_order("o", "p").await;
+    db.apply("p", tentative("p")).await;
+    // The same log in another block, then at another index.
+    let done = db.apply("p", settled_in("p", 101, 7, Finality::Tentative)).await;
+    assert_eq!((done.outcome, done.recorded), (Outcome::Confirmed, true));
+    assert_eq!(db.gateway.transfers().await.unwrap().len(), 1);
+    assert_eq!(
+        db.value("SELECT CAST(block_number AS TEXT) FROM {transfers}").await.as_deref(),
+        Some("101")
+    );
+    db.apply("p", settled_in("p", 102, 3, Finality::Final)).await;
+    let transfers = db.gateway.transfers().await.unwrap();
+    let seen: Vec<(&str, bool)> =
+        transfers.iter().map(|t| (t.log_index.as_str(), t.orphaned)).collect();
+    assert_eq!(seen, [("7", true), ("3", false)]);
+    assert_eq!(db.events().await, ["order.paid:o"]);
+}
+
+/// I6: the record is the same one all along.
+async fn a_refund_whose_transfer_vanished_is_void_and_is_owed_again_when_it_returns(db: &TestDb) {
+    db.paid_order("o").await;
+    db.payment("p", "o").await;
+    assert_eq!(db.apply("p", tentative("p")).await.refund, Some(RefundReason::Duplicate));
+    assert_eq!(db.apply("p", pending(40)).await.outcome, Outcome::Reopened);
+    assert_eq!(db.refunds().await, ["p duplicate 1000000 void"]);
+    assert_eq!(db.order_status("o").await, ("paid".to_owned(), Some("o/first".to_owned())));
+
+    let back = settled_in("p", 105, 2, Finality::Tentative);
+    assert_eq!(db.apply("p", back).await.refund, Some(RefundReason::Duplicate));
+    assert_eq!(db.refunds().await, ["p duplicate 1000000 owed"]);
+    let story = db.store.story(&PaymentId::from("p")).await.unwrap().unwrap();
+    let refund = story.refund.unwrap();
+    assert_eq!(refund["log_index"], 2);
+    assert!(refund.get("note").is_none());
+
+    // Moved once more while owed: the record follows, and nothing is owed twice.
+    let moved = settled_in("p", 106, 5, Finality::Final);
+    let done = db.apply("p", moved).await;
+    assert_eq!((done.outcome, done.refund), (Outcome::Confirmed, None));
+    let story = db.store.story(&PaymentId::from("p")).await.unwrap().unwrap();
+    let refund = story.refund.unwrap();
+    assert_eq!((&refund["log_index"], &refund["status"]), (&5.into(), &"owed".into()));
+    assert_eq!(refund["tx_hash"], tx_hash("p").to_string());
+    assert_eq!(db.count("{refunds_owed}").await, 1);
+    assert_eq!(db.events().await, ["refund.owed:o", "refund.owed:o"]);
+}
+
+async fn a_refund_that_has_left_our_hands_is_flagged_when_its_transfer_vanishes(db: &TestDb) {
+    db.paid_order("o").await;
+    db.payment("p", "o").await;
+    db.apply("p", tentative("p")).await;
+    db.gateway.execute("UPDATE {refunds_owed} SET status = 'sent'", &[]).await.unwrap();
+    db.apply("p", pending(40)).await;
+    assert_eq!(db.refunds().await, ["p duplicate 1000000 sent"]);
+    assert_eq!(db.flags().await, ["reorged_after_refund:p"]);
+}
+
+async fn a_reorg_after_delivery_is_flagged(db: &TestDb) {
+    db.paying_order("o", "p").await;
+    db.apply("p", tentative("p")).await;
+    let delivered = OrderUpdate { delivered_at: Some(at(10)), ..OrderUpdate::default() };
+    db.gateway.update_order("o", &delivered).await.unwrap();
+    db.apply("p", pending(40)).await;
+    assert_eq!(db.flags().await, ["reorged_after_delivery:p"]);
+    assert_eq!(db.order_status("o").await.0, "paying");
+}
+
+async fn an_older_head_than_the_transfer_s_block_opens_nothing(db: &TestDb) {
+    db.paying_order("o", "p").await;
+    let applied = db
+        .apply_at(
+            at(30),
+            &Policy::default(),
+            vec![judged("p", settled_in("p", 2_000, 7, Finality::Tentative))],
+        )
+        .await;
+    assert_eq!(applied.len(), 1);
+    let done = db.apply("p", pending(40)).await;
+    assert_eq!((done.recorded, done.phase), (false, Phase::Finality));
+    assert_eq!(db.order_status("o").await.0, "paid");
+}
