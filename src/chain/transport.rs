@@ -408,6 +408,16 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn https_is_spoken_and_a_server_that_does_not_is_unreachable() {
+        let (port, connections) = server(http("200 OK", r#"{"id":0,"result":"0x1"}"#)).await;
+        let seen = Arc::new(Seen::default());
+        let transport = transport(&format!("https://127.0.0.1:{port}"), &seen);
+        let error = transport.call(call("eth_chainId")).await.unwrap_err();
+        assert_eq!(error.kind(), ReadFailureKind::Unreachable, "{error}");
+        assert_eq!(*connections.lock().unwrap(), 1, "it got as far as the handshake");
+    }
+
+    #[tokio::test]
     async fn an_answer_above_the_limit_is_not_read_to_its_end() {
         let body = "x".repeat(RESPONSE_BYTES_MAX + 1);
         let (port, _) = server(http("200 OK", &body)).await;
