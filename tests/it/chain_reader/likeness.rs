@@ -159,11 +159,10 @@ async fn interview<C: TestChain>() -> Vec<(String, Value)> {
     ];
     let mut answers = Vec::new();
     for (method, params) in questions {
-        let mut answer = ask(&chain, method, params).await;
-
+        let answer = ask(&chain, method, params).await;
         let facts = facts(method, &answer["result"]);
-        answer = answer_shape(&answer);
-        answers.push((format!("question {}: {method}", answers.len()), json!([answer, facts])));
+        let title = format!("question {}: {method}", answers.len());
+        answers.push((title, json!([answer_shape(&answer), facts])));
     }
     answers
 }
