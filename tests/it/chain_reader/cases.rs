@@ -126,7 +126,8 @@ pub(crate) async fn an_authorization_past_its_window_expires_only_when_finalized
     let chain = C::start().await;
     let payment = payment(&chain, &authorization(&chain, 1).await).await;
     let reader = Reader::of(&chain);
-    chain.advance(700).await;
+    // Past the window at the head, and not yet at the finalized block.
+    chain.advance(602).await;
     let verdict = judge(&payment, &reader.read_one(&payment).await, &Policy::default());
     assert!(matches!(verdict, Verdict::Pending { .. }), "{verdict:?}");
     chain.mine(FINALIZED_AFTER).await;
