@@ -277,12 +277,14 @@ impl Node<'_> {
         }
         let mut found = Vec::new();
         for (number, contents) in self.chain.contents_between(self.view, first, last) {
-            let Some(block) = self.chain.block(self.view, number) else { continue };
-            found.extend(
-                values::logs_of(contents)
-                    .filter(|log| filter.topics_match(&log.topics))
-                    .map(|log| values::log(token, block, &log)),
-            );
+            let mut matching =
+                values::logs_of(contents).filter(|log| filter.topics_match(&log.topics)).peekable();
+            // A block's hash costs more than all of its logs: only where it is needed.
+            if matching.peek().is_some()
+                && let Some(block) = self.chain.block(self.view, number)
+            {
+                found.extend(matching.map(|log| values::log(token, block, &log)));
+            }
         }
         Ok(Value::Array(found))
     }

@@ -8,6 +8,7 @@
 mod backend;
 mod cases;
 mod faults;
+mod likeness;
 mod on_anvil;
 mod on_sim;
 mod proxy;

@@ -1,5 +1,7 @@
 //! The simulated node, as anybody sees it who speaks JSON-RPC to it over HTTP.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
 use std::time::Duration;
 
 use alloy_primitives::{Address, B256, Bloom, BloomInput, Bytes, U256, address, b256};

@@ -155,17 +155,22 @@ impl Scenario {
         for refund in expect.refunds.iter().flatten() {
             self.payment_exists(&table, "refunds", &refund.payment)?;
         }
-        for (_, payment) in expect.flags.iter().flatten().filter_map(|flag| flag.split_once(':')) {
-            self.payment_exists(&table, "flags", payment)?;
+        for flag in expect.flags.iter().flatten() {
+            let known = flag.split_once(':').is_none_or(|(_, name)| self.is_subject(name));
+            let problem = format!("{flag:?} is not kind:NAME of an order or a payment");
+            ensure(known, &table, "flags", problem)?;
         }
         for event in &expect.events {
-            let subject = event.split_once(':').map(|(_, name)| name);
-            let known = subject
-                .is_some_and(|name| self.orders.contains_key(name) || self.row(name).is_some());
+            let known = event.split_once(':').is_some_and(|(_, name)| self.is_subject(name));
             let problem = format!("{event:?} is not kind:NAME of an order or a payment");
             ensure(known, &table, "events", problem)?;
         }
         Ok(())
+    }
+
+    /// Whether an event or a flag can be about this.
+    fn is_subject(&self, name: &str) -> bool {
+        self.orders.contains_key(name) || self.row(name).is_some()
     }
 
     fn payment_exists(&self, table: &str, key: &'static str, name: &str) -> Result<(), Nonsense> {

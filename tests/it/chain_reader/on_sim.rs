@@ -3,11 +3,17 @@
 use std::time::Duration;
 
 use alloy_primitives::{Address, U256, address};
-use reconciled::domain::{Amount, BlockRef, ChainId, Timestamp};
-use reconciled::sim::{Authorized, ChainState, Included, SimChain, SimServer, SimSettings};
+use reconciled::chain::Breadth;
+use reconciled::domain::{
+    Amount, BlockRef, ChainId, Evidence, NonceState, ReadFailureKind, Timestamp,
+};
+use reconciled::sim::{Authorized, ChainState, Fault, Included, SimChain, SimServer, SimSettings};
 use url::Url;
 
-use super::backend::{Authorization, HISTORY, Mined, TestChain};
+use super::backend::{
+    Authorization, HISTORY, Mined, Reader, TestChain, authorization, failures, observed, payment,
+    settings,
+};
 
 const CHAIN_ID: u64 = 84_532;
 const TOKEN: Address = address!("0x036CbD53842c5426634e7929541eC2318f3dCF7e");
@@ -48,16 +54,22 @@ fn authorized(authorization: &Authorization) -> Authorized {
     }
 }
 
-impl TestChain for OnSim {
-    async fn start() -> Self {
+impl OnSim {
+    async fn with_endpoints(count: usize) -> Self {
         // For the HTTP clients of the proxies; taken by whichever test comes first.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let genesis = Timestamp::from_millis(1_700_000_000_000);
         let id = ChainId::new(CHAIN_ID);
         let settings = SimSettings::new(id, genesis, BLOCK_TIME, FINALIZED_LAG, TOKEN);
-        let chain = Self(SimServer::start(SimChain::new(settings), 1).await.unwrap());
+        let chain = Self(SimServer::start(SimChain::new(settings), count).await.unwrap());
         chain.mine(HISTORY).await;
         chain
+    }
+}
+
+impl TestChain for OnSim {
+    async fn start() -> Self {
+        Self::with_endpoints(1).await
     }
 
     fn url(&self) -> Url {
@@ -124,4 +136,80 @@ impl TestChain for OnSim {
         self.0.chain().lock().remove_multicall();
         self.mine(1).await;
     }
+}
+
+/// Reads one landed and one open payment through an endpoint with `fault`, and gives what was found.
+async fn with_fault(fault: Fault) -> (Evidence, Evidence) {
+    let chain = OnSim::start().await;
+    let landed = authorization(&chain, 1).await;
+    let open = authorization(&chain, 2).await;
+    let payments = [payment(&chain, &landed).await, payment(&chain, &open).await];
+    chain.transfer(&[landed]).await;
+    chain.mine(10).await;
+    chain.0.set_fault(0, fault);
+    let mut evidence = Reader::of(&chain).read(&payments).await;
+    let open = evidence.remove(1);
+    (evidence.remove(0), open)
+}
+
+#[tokio::test]
+async fn every_fault_shows_as_what_it_is_and_never_as_a_negative() {
+    for (fault, kind) in [
+        (Fault::Down, ReadFailureKind::RpcError),
+        (Fault::RateLimited, ReadFailureKind::RateLimited),
+        (Fault::WrongChain, ReadFailureKind::WrongChain),
+        (Fault::NoCode, ReadFailureKind::NoCode),
+    ] {
+        let (landed, open) = with_fault(fault).await;
+        assert_eq!(failures(&landed), [Some(kind)], "{fault:?}");
+        assert_eq!(failures(&open), [Some(kind)], "{fault:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_used_nonce_without_its_log_is_said_to_be_just_that() {
+    let (landed, open) = with_fault(Fault::EmptyLogs).await;
+    let found = observed(&landed).nonce;
+    assert!(matches!(found, NonceState::UsedWithoutLog { .. }), "{found:?}");
+    assert_eq!(observed(&open).nonce, NonceState::Unused);
+}
+
+#[tokio::test]
+async fn a_limited_log_range_hides_nothing() {
+    let (landed, _) = with_fault(Fault::LogRangeLimit(3)).await;
+    assert!(matches!(observed(&landed).nonce, NonceState::Used(_)), "{landed:?}");
+}
+
+#[tokio::test]
+async fn one_endpoint_that_lies_is_seen_beside_one_that_does_not() {
+    let chain = OnSim::with_endpoints(2).await;
+    let authorization = authorization(&chain, 1).await;
+    let payment = payment(&chain, &authorization).await;
+    chain.transfer(&[authorization]).await;
+    chain.0.set_fault(0, Fault::SaysUnused);
+    let reader = Reader::with(settings(&chain, chain.0.urls()));
+    let evidence = reader.read_at(std::slice::from_ref(&payment), Breadth::All, 0).await.remove(0);
+    let states: Vec<NonceState> =
+        evidence.readings.iter().map(|r| r.outcome.as_ref().unwrap().nonce).collect();
+    assert!(matches!(states[..], [NonceState::Unused, NonceState::Used(_)]), "{states:?}");
+}
+
+#[tokio::test]
+async fn a_frozen_head_goes_stale_and_its_unused_counts_for_nothing() {
+    let chain = OnSim::with_endpoints(2).await;
+    let authorization = authorization(&chain, 1).await;
+    let payment = payment(&chain, &authorization).await;
+    chain.0.set_fault(0, Fault::FrozenHead);
+    chain.transfer(&[authorization]).await;
+    chain.mine(1_000).await;
+    let reader = Reader::with(settings(&chain, chain.0.urls()));
+    let start = chain.head().await.time.as_secs() as i64;
+    let mut evidence = Evidence::default();
+    // A head is known to stand still once it has been seen to.
+    for now in [start, start + 120] {
+        chain.mine(120).await;
+        let payment = std::slice::from_ref(&payment);
+        evidence = reader.read_at(payment, Breadth::All, now).await.remove(0);
+    }
+    assert_eq!(failures(&evidence), [Some(ReadFailureKind::StaleHead), None]);
 }
