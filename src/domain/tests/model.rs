@@ -14,6 +14,9 @@ use crate::domain::*;
 /// Blocks from the head down to the finalized one.
 pub(super) const FINALITY_LAG: u64 = 6;
 
+/// Enough for every window and deadline to be over in a finalized block.
+const CALM_BLOCKS: u64 = 200;
+
 /// A signed permission to move money: the terms are the payer's, whatever a row says.
 #[derive(Debug, Clone)]
 pub(super) struct Authorization {
@@ -197,6 +200,10 @@ pub(super) enum Act {
         count: usize,
         now: i64,
     },
+    /// A quiet round: everything is discovered, read by honest endpoints, and applied.
+    Check {
+        batch: usize,
+    },
     Kill,
 }
 
@@ -276,11 +283,16 @@ impl Shop {
         Timestamp::from(self.chain.head().time)
     }
 
-    /// Something happens; `Some` when the daemon applied a batch. What cannot happen does not.
-    pub(super) fn act(&mut self, act: &Act) -> Option<Applied> {
+    /// Something happens; `check` sees every transaction of the daemon. What cannot happen does not.
+    pub(super) fn act(&mut self, act: &Act, mut check: impl FnMut(&Self, &Applied)) {
         match *act {
             Act::Read { ref payments, ref endpoints } => self.read(payments, endpoints),
-            Act::Apply { count, now } => return self.apply(count, Timestamp::from_millis(now)),
+            Act::Apply { count, now } => {
+                if let Some(applied) = self.apply(count, Timestamp::from_millis(now)) {
+                    check(self, &applied);
+                }
+            }
+            Act::Check { batch } => self.check_all(batch, &mut check),
             Act::Discover => self.discover(),
             Act::Kill => self.reads.clear(),
             Act::Mine(blocks) => self.chain.mine(blocks),
@@ -305,7 +317,6 @@ impl Shop {
                 self.gateway(act);
             }
         }
-        None
     }
 
     // ---- The gateway
@@ -657,25 +668,28 @@ impl Shop {
         }
     }
 
+    fn check_all(&mut self, batch: usize, check: &mut impl FnMut(&Self, &Applied)) {
+        self.discover();
+        let honest = [Endpoint::Honest { lag: 0 }; 3];
+        for id in self.watches.clone() {
+            if self.reads.iter().all(|r| r.judged.payment_id != id) {
+                self.read_one(&id, &honest);
+            }
+        }
+        while let Some(applied) = self.apply(batch, self.now()) {
+            check(self, &applied);
+        }
+    }
+
     /// The world calms down: every window closes, everything is final, and the daemon sees it all.
-    pub(super) fn calm_down(&mut self, check: impl Fn(&Self, &Applied)) {
+    pub(super) fn calm_down(&mut self, mut check: impl FnMut(&Self, &Applied)) {
         self.malformed.clear();
         self.sync();
-        self.chain.mine(1_000);
+        self.chain.mine(CALM_BLOCKS);
         // Each round may hand the next one something: a reorg noticed, then a failure, then a refund.
-        const ROUNDS_MAX: usize = 6;
-        for _ in 0..ROUNDS_MAX {
-            self.discover();
-            let honest = vec![Endpoint::Honest { lag: 0 }; 3];
-            for id in self.watches.clone() {
-                if self.reads.iter().all(|r| r.judged.payment_id != id) {
-                    self.read_one(&id, &honest);
-                }
-            }
-            let now = self.now();
-            while let Some(done) = self.apply(2, now) {
-                check(self, &done);
-            }
+        const ROUNDS: usize = 6;
+        for _ in 0..ROUNDS {
+            self.check_all(2, &mut check);
         }
     }
 }
