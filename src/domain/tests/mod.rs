@@ -3,5 +3,7 @@
 
 mod support;
 
+mod histories;
 mod judge;
+mod model;
 mod resolve;

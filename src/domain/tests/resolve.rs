@@ -173,7 +173,7 @@ fn of_two_settled_payments_the_first_on_chain_pays_whatever_the_order_of_the_bat
         if swapped {
             batch.reverse();
         }
-        ledger.resolve_all(batch, &default(), secs(100));
+        ledger.apply_all(batch, &default(), secs(100));
         assert_eq!(ledger.told(), "p1=settled, p2=settled, o=paid by p2, refund p1=owed");
     }
     let mut apart = Ledger::of(&[p1(), p2()], &[order("o", O::Paying, None)]);
@@ -190,7 +190,7 @@ fn in_one_batch_a_sibling_that_settles_saves_the_order_from_one_that_fails() {
         judged_as("p1", pending(DEADLINE_BLOCK)),
         judged_as("p2", settled(&p2(), 8, Tentative)),
     ];
-    ledger.resolve_all(batch, &default(), secs(100));
+    ledger.apply_all(batch, &default(), secs(100));
     assert_eq!(ledger.told(), "p1=failed, p2=settled, o=paid by p2, r0=committed");
 }
 
@@ -203,7 +203,7 @@ fn before_the_deadline_by_block_time_nothing_fails() {
         let mut ledger = Ledger::of(&[p1()], &[order("o", O::Paying, None)]);
         let mut batch = vec![judged_as("p1", verdict)];
         batch[0].checked_at = secs(10_000_000);
-        let resolved = ledger.resolve_all(batch, &default(), secs(10_000_000));
+        let resolved = ledger.apply_all(batch, &default(), secs(10_000_000));
         assert_eq!(ledger.told(), "p1=unknown, o=paying", "the local clock is far ahead");
         assert_eq!(resolved[0].resolution.watch.next, due().open);
     }

@@ -208,11 +208,21 @@ impl Ledger {
         self
     }
 
+    /// Resolves a batch as a store does, and says what changed.
+    pub(super) fn apply_all(
+        &mut self,
+        batch: Vec<Judged>,
+        policy: &Policy,
+        now: Timestamp,
+    ) -> Vec<(PaymentId, Resolution)> {
+        let resolved = self.resolve_all(batch, policy, now);
+        resolved.into_iter().map(|(judged, r)| (judged.payment_id, r)).collect()
+    }
+
     /// Resolves one verdict and says what changed.
     pub(super) fn apply(&mut self, id: &str, verdict: Verdict, policy: &Policy) -> Resolution {
         let now = secs(DEADLINE_BLOCK * BLOCK_SECS);
-        let mut resolved = self.resolve_all(vec![judged_as(id, verdict)], policy, now);
-        resolved.remove(0).resolution
+        self.apply_all(vec![judged_as(id, verdict)], policy, now).remove(0).1
     }
 
     /// Every status in one line, to compare with.
