@@ -205,7 +205,7 @@ fn before_the_deadline_by_block_time_nothing_fails() {
         batch[0].checked_at = secs(10_000_000);
         let resolved = ledger.apply_all(batch, &default(), secs(10_000_000));
         assert_eq!(ledger.told(), "p1=unknown, o=paying", "the local clock is far ahead");
-        assert_eq!(resolved[0].resolution.watch.next, due().open);
+        assert_eq!(resolved[0].1.watch.next, due().open);
     }
 }
 
