@@ -216,7 +216,7 @@ impl Ledger {
         now: Timestamp,
     ) -> Vec<(PaymentId, Resolution)> {
         let resolved = self.resolve_all(batch, policy, now);
-        resolved.into_iter().map(|(judged, r)| (judged.payment_id, r)).collect()
+        resolved.into_iter().map(|d| (d.judged.payment_id, d.resolution)).collect()
     }
 
     /// Resolves one verdict and says what changed.

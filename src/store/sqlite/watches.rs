@@ -14,8 +14,7 @@ use crate::store::{Discovered, Followed, Lease, StoreError};
 /// Payments to follow that have no open watch, and whether they have a closed one.
 ///
 /// A time that is not a number counts as long ago: such a row is flagged, not overlooked (I11). A settled
-/// payment is followed again when its order became one that owes the money back; not when it was found
-/// to have no money of its own.
+/// payment is followed again when its order became one that owes the money back.
 const CANDIDATES: &str = "
     WITH candidates AS (
         SELECT id, created_at FROM payments WHERE status IN ('unknown', 'settle_failed')
@@ -35,9 +34,6 @@ const CANDIDATES: &str = "
                 JOIN orders o ON o.id = p.order_id
             WHERE o.status = 'paid' AND o.paid_by <> p.id AND p.status = 'settled') AS s
         WHERE NOT EXISTS (SELECT 1 FROM reconciled_refunds_owed r WHERE r.payment_id = s.id)
-          AND NOT EXISTS (
-              SELECT 1 FROM reconciled_flags f
-              WHERE f.kind = 'authorization_reused' AND f.payment_id = s.id)
     )
     SELECT c.id, w.payment_id IS NOT NULL AS known
     FROM candidates c LEFT JOIN reconciled_watches w ON w.payment_id = c.id

@@ -182,10 +182,7 @@ async fn a_settled_payment_whose_money_is_another_s_is_not_followed_for_ever(db:
     let applied =
         db.apply_at(at(30), &Policy::default(), vec![judged("second", settled("first"))]).await;
     assert_eq!(resolved(&applied, "second").phase, Phase::Closed);
-    assert_eq!(
-        db.flags().await,
-        ["authorization_reused:second", "settled_without_transfer:second"]
-    );
+    assert_eq!(db.flags().await, ["authorization_reused:second"]);
     assert_eq!(db.discover().await, (0, 0));
 }
 
