@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
-use sqlx::sqlite::SqliteRow;
-use sqlx::{Row, SqliteConnection, SqlitePool};
+use sqlx::query::Query;
+use sqlx::sqlite::{SqliteArguments, SqliteRow};
+use sqlx::{Row, Sqlite, SqliteConnection, SqlitePool};
 
 use super::{SqliteStore, exactly_one, failed, finish, id_list, load};
 use crate::domain::{Judged, PaymentId, Phase, Timestamp, Verdict, Watch};
@@ -180,7 +181,7 @@ pub(super) async fn lease_due(
     if !due {
         return Ok(Vec::new());
     }
-    let mut watches = lease_with(store, LEASE_DUE, lease, None, limit).await?;
+    let mut watches = take(store, leasing(LEASE_DUE, lease, limit)).await?;
     watches.sort_by(|a, b| (a.next_check_at, &a.payment_id).cmp(&(b.next_check_at, &b.payment_id)));
     followed(store, watches).await
 }
@@ -191,28 +192,25 @@ pub(super) async fn lease_page(
     after: Option<&PaymentId>,
     limit: u32,
 ) -> Result<Vec<Followed>, StoreError> {
-    let mut watches = lease_with(store, LEASE_PAGE, lease, after, limit).await?;
+    let query = leasing(LEASE_PAGE, lease, limit).bind(after.map(|id| id.as_str().to_owned()));
+    let mut watches = take(store, query).await?;
     watches.sort_by(|a, b| a.payment_id.cmp(&b.payment_id));
     followed(store, watches).await
 }
 
-async fn lease_with(
-    store: &SqliteStore,
-    statement: &'static str,
-    lease: &Lease,
-    after: Option<&PaymentId>,
-    limit: u32,
-) -> Result<Vec<Watch>, StoreError> {
-    const OPERATION: &str = "to lease watches";
-    let mut tx = store.begin(OPERATION).await?;
-    let mut query = sqlx::query(statement)
+type Leasing = Query<'static, Sqlite, SqliteArguments>;
+
+fn leasing(statement: &'static str, lease: &Lease, limit: u32) -> Leasing {
+    sqlx::query(statement)
         .bind(lease.token.to_string())
         .bind(lease.expires_at.as_millis())
         .bind(lease.now.as_millis())
-        .bind(limit);
-    if statement == LEASE_PAGE {
-        query = query.bind(after.map(PaymentId::as_str));
-    }
+        .bind(limit)
+}
+
+async fn take(store: &SqliteStore, query: Leasing) -> Result<Vec<Watch>, StoreError> {
+    const OPERATION: &str = "to lease watches";
+    let mut tx = store.begin(OPERATION).await?;
     let result = query.fetch_all(&mut *tx).await.map_err(failed(OPERATION));
     let rows = finish(tx, OPERATION, result).await?;
     rows.iter().map(watch).collect()
