@@ -8,8 +8,8 @@ use sqlx::SqliteConnection;
 use super::watches::{WatchWrite, write_check, write_watch};
 use super::{exactly_one, failed, id_list, load};
 use crate::domain::{
-    Decided, Event, Flag, FlagKind, PaymentId, PaymentStatus, RefundChange, RefundOwed,
-    RefundStatus, Settlement, Timestamp, TransferChange, Verdict,
+    Decided, Event, Flag, PaymentId, PaymentStatus, RefundChange, RefundOwed, RefundStatus,
+    Settlement, Timestamp, TransferChange, Verdict,
 };
 use crate::store::row::{
     CAUSE_GONE, DAEMON, check_detail, column_number, evidence_json, sha256_hex,
@@ -337,15 +337,7 @@ async fn flags(
     decided: &Decided,
     now: Timestamp,
 ) -> Result<(), StoreError> {
-    let raised = &decided.resolution.flags;
-    let gone: Vec<&str> = decided
-        .resolution
-        .close_flags
-        .iter()
-        // What is raised in the same breath stays open as it was.
-        .filter(|kind| !raised.iter().any(|flag| flag.kind == **kind))
-        .map(|kind: &FlagKind| kind.code())
-        .collect();
+    let gone = &decided.resolution.close_flags;
     if !gone.is_empty() {
         sqlx::query(
             "UPDATE reconciled_flags SET closed_at = ?, closed_by = ?, note = ?
@@ -356,12 +348,12 @@ async fn flags(
         .bind(DAEMON)
         .bind(CAUSE_GONE)
         .bind(decided.judged.payment_id.as_str())
-        .bind(id_list(gone))
+        .bind(id_list(gone.iter().map(|kind| kind.code())))
         .execute(&mut *conn)
         .await
         .map_err(failed("to close flags"))?;
     }
-    for flag in raised {
+    for flag in &decided.resolution.flags {
         raise(conn, decided, flag, now).await?;
     }
     Ok(())
