@@ -52,7 +52,7 @@ async fn a_settle_call_times_out_and_then_the_transfer_lands() {
     assert_eq!(resolution["block_hash"], receipt["blockHash"], "{story}");
     assert_eq!(resolution["tx_hash"], receipt["transactionHash"], "{story}");
     assert_eq!(resolution["log_index"], json!(log), "{story}");
-    assert_eq!(resolution["evidence"]["readings"][0]["endpoint"], "anvil", "{story}");
+    assert_eq!(resolution["evidence"]["evidence"]["readings"][0]["endpoint"], "anvil", "{story}");
     assert_eq!(story["watch"]["phase"], "finality", "{story}");
     let checks = story["checks"].as_array().unwrap();
     assert!(checks.iter().any(|check| check["verdict"] == "pending"), "{story}");
@@ -60,7 +60,14 @@ async fn a_settle_call_times_out_and_then_the_transfer_lands() {
 
     let text = config.explain_text("order-p").await;
     let hash = receipt["transactionHash"].as_str().unwrap();
-    for part in ["payment p", "resolution: paid", "order.paid", hash, "anvil", "next: settled, and watched until"] {
+    for part in [
+        "payment p",
+        "resolution: paid",
+        "order.paid",
+        hash,
+        "anvil",
+        "next: settled, and watched until",
+    ] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
 
@@ -284,7 +291,11 @@ async fn a_paid_order_that_the_gateway_cannot_deliver_is_owed_back() {
     scene.gateway.update_order("order-p", &undelivered).await.unwrap();
     crate::support::daemon::eventually("the refund is owed", async || {
         let refunds = scene.gateway.refunds().await.unwrap();
-        if refunds == [refund("p", "undelivered", AMOUNT)] { Ok(()) } else { Err(format!("{refunds:?}")) }
+        if refunds == [refund("p", "undelivered", AMOUNT)] {
+            Ok(())
+        } else {
+            Err(format!("{refunds:?}"))
+        }
     })
     .await;
     assert_eq!(authorization.to, PAY_TO);

@@ -133,8 +133,7 @@ impl Scene {
 
     /// Writes an order that is being paid and holds one `thing`.
     pub(super) async fn order(&self, id: &str) {
-        let order =
-            NewOrder { held: vec![("thing".to_owned(), 1)], ..NewOrder::paying(id, now()) };
+        let order = NewOrder { held: vec![("thing".to_owned(), 1)], ..NewOrder::paying(id, now()) };
         self.gateway.insert_order(&order).await.unwrap();
     }
 
@@ -146,7 +145,8 @@ impl Scene {
         status: &str,
         authorization: &Authorization,
     ) {
-        let row = RawPayment { status: Some(status.to_owned()), ..self.row(id, order, authorization) };
+        let row =
+            RawPayment { status: Some(status.to_owned()), ..self.row(id, order, authorization) };
         self.gateway.insert_payment(&row).await.unwrap();
         self.gateway
             .insert_identifier(&format!("retry-{id}"), id, "in_flight", Some("{}"))
@@ -240,7 +240,8 @@ impl Scene {
     /// Waits for two more checks of a payment with this verdict: the second one began after the call.
     pub(super) async fn checked_again(&self, payment: &str, verdict: &str) {
         let count = async || {
-            let sql = "SELECT CAST(count(*) AS TEXT) FROM {checks} WHERE payment_id = ? AND verdict = ?";
+            let sql =
+                "SELECT CAST(count(*) AS TEXT) FROM {checks} WHERE payment_id = ? AND verdict = ?";
             let rows = self.gateway.rows(sql, &[Some(payment), Some(verdict)], 1).await.unwrap();
             rows[0][0].as_deref().unwrap().parse::<u64>().unwrap()
         };

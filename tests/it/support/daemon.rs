@@ -57,11 +57,8 @@ pub(crate) struct Settings {
 impl Settings {
     /// Everything fast, and no chain.
     pub(crate) fn fast(database_url: &str) -> Self {
-        let empty = Self {
-            sections: BTreeMap::new(),
-            chains: String::new(),
-            environment: Vec::new(),
-        };
+        let empty =
+            Self { sections: BTreeMap::new(), chains: String::new(), environment: Vec::new() };
         empty
             .text("database", "url", database_url)
             .set("database", "connections_max", "4")
@@ -148,6 +145,12 @@ pub(crate) struct Ended {
 }
 
 impl ConfigFile {
+    /// Names another file, that is not there.
+    pub(crate) fn moved_to(mut self, name: &str) -> Self {
+        self.path.set_file_name(name);
+        self
+    }
+
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(BINARY);
         command.args(arguments).arg("--config").arg(&self.path).stdin(Stdio::null());
@@ -203,8 +206,13 @@ impl ConfigFile {
                 sink.lock().unwrap_or_else(PoisonError::into_inner).push(line);
             }
         });
-        let mut daemon =
-            Daemon { process, reader: Some(reader), logs, listen: String::new(), http: http_client() };
+        let mut daemon = Daemon {
+            process,
+            reader: Some(reader),
+            logs,
+            listen: String::new(),
+            http: http_client(),
+        };
         let listen = eventually("it serves its pages", async || {
             if let Some(status) = daemon.process.try_wait().unwrap() {
                 panic!("it ended with {status}:\n{}", daemon.logs().join("\n"));
@@ -321,16 +329,6 @@ impl Daemon {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
         self.read_all();
-    }
-
-    /// Waits for it to end by itself.
-    pub(crate) async fn exit_code(&mut self) -> i32 {
-        let status = eventually("it ends by itself", async || {
-            self.process.try_wait().unwrap().ok_or_else(|| self.logs().join("\n"))
-        })
-        .await;
-        self.read_all();
-        status.code().expect("it was not ended by a signal")
     }
 
     fn read_all(&mut self) {
