@@ -85,6 +85,14 @@ postgres_stop() {
     fi
 }
 
+# ---- anvil and the compiled contracts
+
+chain_tools() {
+    local exports
+    exports=$(scripts/test-tools.sh)
+    eval "$exports"
+}
+
 # ---- What is run
 
 # The committed descriptions of the checked queries are those of the migrations as they are.
@@ -101,11 +109,13 @@ main() {
     [ $# -gt 0 ] && shift
     case $mode in
     all)
+        chain_tools
         postgres_start
         check_sqlx
         cargo test
         ;;
     test)
+        chain_tools
         postgres_start
         cargo test "$@"
         ;;
@@ -114,6 +124,7 @@ main() {
         scripts/sqlx-prepare.sh
         ;;
     run)
+        chain_tools
         postgres_start
         "$@"
         ;;

@@ -9,7 +9,9 @@ use super::blocks::Anchors;
 use super::logs::Width;
 use super::transport::Transport;
 use super::{ChainSettings, EndpointSettings, RpcObserver};
-use crate::domain::{BlockRef, EndpointName, ReadFailure, ReadFailureKind, Timestamp};
+use crate::domain::{
+    BlockRef, ChainId, EndpointName, Observation, ReadFailure, ReadFailureKind, Timestamp,
+};
 
 /// A head this far below the highest one seen is no reorg any more: the endpoint went back in time.
 const REORG_DEPTH_MAX: u64 = 128;
@@ -34,7 +36,19 @@ pub(super) struct Memory {
     pub(super) pulse: Pulse,
     /// Whether a call to Multicall3 came back empty.
     pub(super) multicall_absent: bool,
+    /// Why it gave no evidence when it was last asked, if it gave none.
+    silent_because: Option<ReadFailureKind>,
 }
+
+/// Failures that are the endpoint's own: the others can be about one payment's token or block.
+const OF_THE_ENDPOINT: [ReadFailureKind; 6] = [
+    ReadFailureKind::Unreachable,
+    ReadFailureKind::RateLimited,
+    ReadFailureKind::RpcError,
+    ReadFailureKind::BadAnswer,
+    ReadFailureKind::WrongChain,
+    ReadFailureKind::StaleHead,
+];
 
 impl Endpoint {
     /// Sets up the way; connects to nobody yet. The error never holds the URL.
@@ -55,6 +69,7 @@ impl Endpoint {
             anchors: Anchors::default(),
             pulse: Pulse::default(),
             multicall_absent: false,
+            silent_because: None,
         };
         Ok(Self { name: endpoint.name.clone(), transport, memory: Mutex::new(memory) })
     }
@@ -63,6 +78,45 @@ impl Endpoint {
     pub(super) fn memory(&self) -> MutexGuard<'_, Memory> {
         // Every change is one assignment or a map's own insert, so a panic elsewhere spoils nothing.
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Logs when the endpoint stops giving evidence, and when it gives some again: once each, not at
+    /// every read.
+    pub(super) fn report_health(
+        &self,
+        chain: ChainId,
+        outcomes: &[Result<Observation, ReadFailure>],
+    ) {
+        let failure = match outcomes.first() {
+            Some(Err(first)) if outcomes.iter().all(Result::is_err) => Some(first),
+            Some(_) => None,
+            None => return,
+        };
+        if failure.is_some_and(|failure| !OF_THE_ENDPOINT.contains(&failure.kind)) {
+            return;
+        }
+        let kind = failure.map(|failure| failure.kind);
+        if std::mem::replace(&mut self.memory().silent_because, kind) == kind {
+            return;
+        }
+        let endpoint = &self.name;
+        match failure {
+            // No other failure is a mistake for certain, and stays until somebody mends it.
+            Some(ReadFailure { kind: kind @ ReadFailureKind::WrongChain, detail }) => {
+                tracing::error!(
+                    %chain, %endpoint, %kind, detail,
+                    "the endpoint gives no evidence: it serves another chain; mend its url or the \
+                     chain_id under [[chains]]"
+                );
+            }
+            Some(ReadFailure { kind, detail }) => {
+                tracing::warn!(
+                    %chain, %endpoint, %kind, detail,
+                    "the endpoint gives no evidence; nothing is concluded from its silence"
+                );
+            }
+            None => tracing::info!(%chain, %endpoint, "the endpoint gives evidence again"),
+        }
     }
 }
 

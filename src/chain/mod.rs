@@ -169,7 +169,7 @@ impl Chain {
         let mut open: Vec<usize> = (0..asked.len()).collect();
         for endpoint in &self.endpoints {
             let question: Vec<Asked> = open.iter().map(|index| asked[*index]).collect();
-            let outcomes = endpoint.read_eip3009(&self.settings, &question, now).await;
+            let outcomes = ask(endpoint, &self.settings, &question, now).await;
             let mut unanswered = Vec::new();
             for (index, outcome) in open.into_iter().zip(outcomes) {
                 if !is_evidence(&outcome) {
@@ -192,8 +192,7 @@ impl Chain {
         for (place, endpoint) in self.endpoints.iter().enumerate() {
             let (endpoint, settings) = (endpoint.clone(), self.settings.clone());
             let asked = asked.clone();
-            reads
-                .spawn(async move { (place, endpoint.read_eip3009(&settings, &asked, now).await) });
+            reads.spawn(async move { (place, ask(&endpoint, &settings, &asked, now).await) });
         }
         let mut answers = reads.join_all().await;
         answers.sort_by_key(|(place, _)| *place);
@@ -204,6 +203,18 @@ impl Chain {
             }
         }
     }
+}
+
+/// Asks one endpoint, and says so when its health has changed.
+async fn ask(
+    endpoint: &Endpoint,
+    settings: &ChainSettings,
+    asked: &[Asked],
+    now: Timestamp,
+) -> Vec<Result<Observation, ReadFailure>> {
+    let outcomes = endpoint.read_eip3009(settings, asked, now).await;
+    endpoint.report_health(settings.chain_id, &outcomes);
+    outcomes
 }
 
 /// Whether an endpoint's answer is worth stopping at. Used, with no log to say how, is a lagging or

@@ -54,6 +54,7 @@ pub async fn run(args: &ConfigArgs) -> anyhow::Result<Ending> {
             config.http.listen
         )
     })?;
+    let listen = listener.local_addr()?;
     tokio::spawn(async move {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -65,7 +66,7 @@ pub async fn run(args: &ConfigArgs) -> anyhow::Result<Ending> {
 
     let pages = Arc::new(Pages::new(Arc::clone(&clock), metrics.clone()));
     let server = tokio::spawn(serve(listener, Arc::clone(&pages), stop.clone()));
-    tracing::info!(listen = %config.http.listen, "serving /metrics, /healthz and /readyz");
+    tracing::info!(%listen, "serving /metrics, /healthz and /readyz");
 
     let Some(store) = open_when_reachable(&url, &config, &stop).await? else {
         return Ok(Ending::Good);

@@ -1,1 +1,14 @@
-//! process
+//! The real binary as a process, beside a gateway that is played, on a real PostgreSQL (or SQLite file)
+//! and a real EVM. What a part does by itself is its own suite's; here it is what somebody who runs the
+//! daemon would see: its tables, pages, logs, commands and exit codes.
+
+mod bad_input;
+mod fates;
+mod key_free;
+mod kills;
+mod pages;
+mod reorgs;
+mod replicas;
+mod scene;
+mod stops;
+mod unreachable;

@@ -241,7 +241,7 @@ impl Anvil {
 }
 
 #[allow(clippy::disallowed_methods, reason = "not the daemon's own client")]
-fn http_client() -> reqwest::Client {
+pub(crate) fn http_client() -> reqwest::Client {
     // Taken by whichever test comes first.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder().timeout(PATIENCE).no_proxy().build().unwrap()
