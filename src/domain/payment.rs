@@ -186,7 +186,9 @@ impl Columns<'_> {
 }
 
 fn hex<T: FromStr>(text: &str) -> Option<T> {
-    text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"))?.parse().ok()
+    let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"))?;
+    // The parser would take a second prefix.
+    digits.bytes().all(|b| b.is_ascii_hexdigit()).then(|| digits.parse().ok())?
 }
 
 fn bound(text: &str) -> Option<BlockTime> {
@@ -223,7 +225,10 @@ impl RawPayment {
                 "chain_id",
                 text(&self.chain_id),
                 "an EIP-155 chain id, at least 1",
-                |t| t.parse().ok().filter(|id| *id > 0).map(ChainId::new),
+                |t| {
+                    let is_number = t.bytes().all(|b| b.is_ascii_digit());
+                    t.parse().ok().filter(|id| is_number && *id > 0).map(ChainId::new)
+                },
             )?,
             token: c.required("token", text(&self.token), ADDRESS, hex::<Address>)?,
             payer: c.required("payer", text(&self.payer), ADDRESS, hex::<Address>)?,

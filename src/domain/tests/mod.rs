@@ -6,4 +6,5 @@ mod support;
 mod histories;
 mod judge;
 mod model;
+mod parse;
 mod resolve;
