@@ -134,7 +134,11 @@ async fn replicas_and_a_gateway_side_by_side_lose_no_money() {
                     .rev()
                     .map(|id| {
                         let number: usize = id.split('/').next().unwrap().parse().unwrap();
-                        let moved = if number % 3 == 0 { format!("{number}/a") } else { id.into() };
+                        let moved = if number.is_multiple_of(3) {
+                            format!("{number}/a")
+                        } else {
+                            id.into()
+                        };
                         judged(id, settled(&moved))
                     })
                     .collect();
@@ -287,13 +291,12 @@ async fn two_claims_of_one_transfer_applied_at_once_are_one_payment() {
         let (a, b) = (format!("{round}/a"), format!("{round}/b"));
         db.order(&format!("oa{round}")).await;
         db.order(&format!("ob{round}")).await;
-        let first = payment(&a, &format!("oa{round}"));
-        let reused = RawPayment {
-            id: b.clone(),
-            order_id: Some(format!("ob{round}")),
+        let reused = RawPayment { id: b.clone(), ..payment(&a, &format!("ob{round}")) };
+        let first = RawPayment {
+            order_id: Some(format!("oa{round}")),
             // The gateway wrote it in another case.
-            nonce: first.nonce.as_ref().map(|n| n.to_uppercase().replacen("0X", "0x", 1)),
-            ..first.clone()
+            nonce: reused.nonce.as_ref().map(|n| n.to_uppercase().replacen("0X", "0x", 1)),
+            ..payment(&a, "")
         };
         db.gateway.insert_payment(&first).await.unwrap();
         db.gateway.insert_payment(&reused).await.unwrap();
