@@ -124,8 +124,8 @@ CREATE TABLE reconciled_schedules (
     created_at INTEGER NOT NULL
 );
 
--- Every transfer seen into a pay_to. A log that a reorg took away keeps its row; the same log may come
--- back in another block as a new one.
+-- Every transfer seen into a pay_to. What a reorg took away keeps its row; when the transaction comes
+-- back in another block, its log is another one: there its indexes may differ.
 CREATE TABLE reconciled_transfers (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     chain_id INTEGER NOT NULL,
@@ -143,7 +143,8 @@ CREATE TABLE reconciled_transfers (
     seen_at INTEGER NOT NULL,
     orphaned_at INTEGER
 );
-CREATE UNIQUE INDEX reconciled_transfers_log ON reconciled_transfers (chain_id, tx_hash, log_index)
+CREATE UNIQUE INDEX reconciled_transfers_log
+    ON reconciled_transfers (chain_id, block_hash, tx_hash, log_index)
     WHERE orphaned_at IS NULL;
 -- I4: a payment has one transfer.
 CREATE UNIQUE INDEX reconciled_transfers_payment ON reconciled_transfers (payment_id)

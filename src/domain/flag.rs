@@ -27,6 +27,8 @@ column_code! {
         SettledWithoutTransfer = "settled_without_transfer",
         /// Money moved for an order that says paid without saying by which payment.
         PaidByUnknown = "paid_by_unknown",
+        /// The gateway calls an order paid by money that is owed back.
+        RefundContradicted = "refund_contradicted",
         /// Money moved for an order that does not exist, or cannot be read.
         OrderUnreadable = "order_unreadable",
         /// Money reached a `pay_to` and no payment knows it.

@@ -4,11 +4,12 @@
 //! Both stores fill a [`Ledger`], let it resolve, and write down the resolutions; so the rules live here
 //! once, and can be tested over arbitrary histories without a database. It performs no I/O.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::resolution::unreadable;
+use super::decision::unreadable;
 use super::{
     IdentifierStatus, Judged, MalformedPayment, Order, OrderId, OrderStatus, Payment, PaymentId,
     PaymentStatus, Policy, RefundChange, RefundStatus, Reservation, ReservationStatus, Resolution,
@@ -55,7 +56,7 @@ pub struct Ledger {
     pub identifiers: BTreeMap<String, Identifier>,
     /// Canonical transfers recorded for those payments, or with the logs the verdicts speak of.
     pub transfers: Vec<RecordedTransfer>,
-    /// The payments' refund records.
+    /// The refund records of those payments, and of their orders' other payments.
     pub refunds: BTreeMap<PaymentId, RefundStatus>,
 }
 
@@ -111,14 +112,17 @@ impl Ledger {
         let reservations: Vec<&Reservation> =
             self.reservations.values().filter(|r| r.order_id == payment.order_id).collect();
         let skus: BTreeSet<&Sku> = reservations.iter().map(|r| &r.sku).collect();
+        let siblings: Vec<&Sibling> = self
+            .siblings
+            .values()
+            .filter(|s| s.order_id == payment.order_id && s.id != payment.id)
+            .collect();
+        let sibling_refunds =
+            siblings.iter().filter_map(|s| Some((&s.id, *self.refunds.get(&s.id)?))).collect();
         Some(Situation {
             payment,
             order: self.orders.get(&payment.order_id),
-            siblings: self
-                .siblings
-                .values()
-                .filter(|s| s.order_id == payment.order_id && s.id != payment.id)
-                .collect(),
+            siblings,
             reservations,
             available: self
                 .stock
@@ -132,28 +136,34 @@ impl Ledger {
                 _ => None,
             },
             refund: self.refunds.get(&payment.id).copied(),
+            sibling_refunds,
         })
     }
 
-    /// Who else has this transfer: whoever it is recorded for; else, of the payments it fits, one the
-    /// gateway settled, else the one created first.
+    /// Who else has this transfer: whoever it is recorded for; else, of the payments it fits, one that
+    /// had it before a reorg moved it, else one the gateway settled, else the one created first of those
+    /// that have not failed.
+    ///
+    /// A log is known by its block too: in another block the same transaction has other log indices.
     fn transfer_owner<'a>(
         &'a self,
         payment: &Payment,
         transfer: &Transfer,
     ) -> Option<&'a PaymentId> {
-        let recorded = self.transfers.iter().find(|t| {
-            let seen = &t.settlement.transfer;
-            (seen.chain_id, seen.tx_hash, seen.log_index)
-                == (transfer.chain_id, transfer.tx_hash, transfer.log_index)
-        });
-        if let Some(recorded) = recorded {
+        if let Some(recorded) =
+            self.transfers.iter().find(|t| t.settlement.transfer.is_same_log(transfer))
+        {
             return (recorded.payment_id != payment.id).then_some(&recorded.payment_id);
         }
+        let has_record = |p: &Payment| self.transfers.iter().any(|t| t.payment_id == p.id);
         self.payments
             .values()
             .filter(|p| p.same_authorization(payment) && transfer.pays(p))
-            .min_by_key(|p| (p.status != PaymentStatus::Settled, p.created_at, &p.id))
+            .min_by_key(|p| {
+                let preferred = (has_record(p), p.status == PaymentStatus::Settled);
+                let failed = p.status == PaymentStatus::Failed;
+                (Reverse(preferred), failed, p.created_at, &p.id)
+            })
             .map(|p| &p.id)
             .filter(|owner| **owner != payment.id)
     }

@@ -4,6 +4,7 @@
 //! locked rows into a [`Resolution`]. Nothing here performs I/O, reads a clock or is async: a decision
 //! can be tested, replayed and argued about without a database or a chain.
 
+mod decision;
 mod evidence;
 mod flag;
 mod ids;
@@ -13,10 +14,13 @@ mod payment;
 mod policy;
 mod refund;
 mod resolution;
+#[cfg(test)]
+mod tests;
 mod time;
 mod verdict;
 mod watch;
 
+pub use decision::resolve;
 pub use evidence::{
     BlockRef, Consumption, ConsumptionKind, EndpointName, Evidence, LogRef, NonceState,
     Observation, ReadFailure, ReadFailureKind, Reading, SeenTransfer,
@@ -32,7 +36,7 @@ pub use policy::{LatePolicy, PaidAfter, Policy};
 pub use refund::{RefundOwed, RefundReason, RefundStatus, refund_nonce};
 pub use resolution::{
     Event, EventKind, OrderChange, Outcome, RefundChange, Resolution, Situation, StockChange,
-    TransferChange, WatchChange, resolve,
+    TransferChange, WatchChange,
 };
 pub use time::{BlockTime, Timestamp};
 pub use verdict::{Finality, Inconclusive, Settlement, Transfer, Unsettleable, Verdict, judge};

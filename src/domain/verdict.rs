@@ -1,12 +1,15 @@
 //! From evidence to verdict (DESIGN section 6): what the evidence proves about one payment.
 
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
 use alloy_primitives::{Address, B256};
 use serde::{Deserialize, Serialize};
 
 use super::order::column_code;
 use super::{
-    Amount, BlockRef, ChainId, Consumption, ConsumptionKind, Evidence, NonceState, Observation,
-    PaidAfter, Payment, Policy, ReadFailureKind, Timestamp,
+    Amount, BlockRef, BlockTime, ChainId, Consumption, ConsumptionKind, EndpointName, Evidence,
+    NonceState, Observation, PaidAfter, Payment, Policy, ReadFailureKind, Timestamp,
 };
 
 /// What the evidence proves about one payment.
@@ -72,7 +75,8 @@ impl Transfer {
             == (other.chain_id, other.block.hash, other.tx_hash, other.log_index)
     }
 
-    fn consumed(payment: &Payment, consumption: &Consumption) -> Option<Self> {
+    /// The transfer that consumed the payment's authorization, if one did.
+    pub(super) fn consumed(payment: &Payment, consumption: &Consumption) -> Option<Self> {
         let ConsumptionKind::Transferred(seen) = consumption.kind else { return None };
         Some(Self {
             chain_id: payment.chain_id,
@@ -207,27 +211,65 @@ impl Verdict {
     }
 }
 
+/// What one endpoint showed.
+#[derive(Clone, Copy)]
+struct Seen<'a> {
+    endpoint: &'a EndpointName,
+    at: &'a Observation,
+}
+
+/// How many different endpoints these are: one that answers twice agrees only with itself.
+fn count_endpoints<'a>(seen: impl Iterator<Item = Seen<'a>>) -> usize {
+    seen.map(|s| s.endpoint).collect::<BTreeSet<_>>().len()
+}
+
+/// Whether what an endpoint says can be true of any chain at all. The proofs below rest on it: unused at
+/// the head says nothing about a finalized block above that head.
+fn is_coherent(seen: &Observation) -> bool {
+    let head = seen.head;
+    let below_head = |block: &BlockRef| block.number <= head.number && block.time <= head.time;
+    below_head(&seen.finalized)
+        && seen.safe.as_ref().is_none_or(below_head)
+        && match &seen.nonce {
+            NonceState::Used(consumption) => below_head(&consumption.log.block),
+            NonceState::Unused | NonceState::UsedWithoutLog { .. } => true,
+        }
+}
+
+fn is_final(transfer: &Transfer, seen: &Observation) -> bool {
+    seen.finalized.number >= transfer.block.number
+}
+
 fn is_deep_enough(transfer: &Transfer, seen: &Observation, paid_after: PaidAfter) -> bool {
     let number = transfer.block.number;
     match paid_after {
-        PaidAfter::Confirmations(n) => (seen.head.number + 1).saturating_sub(number) >= n,
-        PaidAfter::Safe => seen.safe.is_some_and(|safe| safe.number >= number),
-        PaidAfter::Finalized => seen.finalized.number >= number,
+        PaidAfter::Confirmations(n) => {
+            seen.head.number.saturating_sub(number).saturating_add(1) >= n
+        }
+        PaidAfter::Safe => {
+            is_final(transfer, seen) || seen.safe.is_some_and(|safe| safe.number >= number)
+        }
+        PaidAfter::Finalized => is_final(transfer, seen),
     }
 }
 
 /// What `evidence` proves about `payment` (`method = eip3009`; the table of DESIGN section 6).
 ///
-/// A positive needs `positive_quorum` endpoints that show the matched transfer. A negative is given only
-/// about finalized facts and when `quorum` endpoints agree and none contradicts. Everything else,
-/// silence above all, is [`Verdict::Inconclusive`] (I2).
+/// A positive needs `positive_quorum` endpoints that show the matched transfer at the `paid_after`
+/// depth. A negative is given only about finalized facts and when `quorum` endpoints agree and none
+/// contradicts. Everything else, silence above all, is [`Verdict::Inconclusive`] (I2). The order of the
+/// readings does not matter.
 pub fn judge(payment: &Payment, evidence: &Evidence, policy: &Policy) -> Verdict {
-    let observed: Vec<&Observation> =
-        evidence.readings.iter().filter_map(|r| r.outcome.as_ref().ok()).collect();
+    let observed: Vec<Seen<'_>> = evidence
+        .readings
+        .iter()
+        .filter_map(|r| r.outcome.as_ref().ok().map(|at| Seen { endpoint: &r.endpoint, at }))
+        .filter(|seen| is_coherent(seen.at))
+        .collect();
     if observed.is_empty() {
-        let failure = evidence.readings.iter().find_map(|r| r.outcome.as_ref().err());
-        return Verdict::Inconclusive(match failure {
-            Some(failure) => Inconclusive::ReadFailed(failure.kind),
+        return Verdict::Inconclusive(match evidence.readings.first().map(|r| &r.outcome) {
+            Some(Err(failure)) => Inconclusive::ReadFailed(failure.kind),
+            Some(Ok(_)) => Inconclusive::ReadFailed(ReadFailureKind::BadAnswer),
             None => Inconclusive::NotAsked,
         });
     }
@@ -236,14 +278,10 @@ pub fn judge(payment: &Payment, evidence: &Evidence, policy: &Policy) -> Verdict
 }
 
 /// `Some` when at least one endpoint shows the payment's own transfer.
-fn judge_positive(
-    payment: &Payment,
-    observed: &[&Observation],
-    policy: &Policy,
-) -> Option<Verdict> {
-    let matched: Vec<(&Observation, Transfer)> = observed
+fn judge_positive(payment: &Payment, observed: &[Seen<'_>], policy: &Policy) -> Option<Verdict> {
+    let matched: Vec<(Seen<'_>, Transfer)> = observed
         .iter()
-        .filter_map(|seen| match &seen.nonce {
+        .filter_map(|seen| match &seen.at.nonce {
             NonceState::Used(consumption) => {
                 Some((*seen, Transfer::consumed(payment, consumption)?))
             }
@@ -251,47 +289,72 @@ fn judge_positive(
         })
         .filter(|(_, transfer)| transfer.pays(payment))
         .collect();
-    let (_, transfer) = *matched.iter().max_by_key(|(seen, _)| seen.head.number)?;
-    let agreeing = matched.iter().filter(|(_, t)| t.is_same_log(&transfer));
-    if agreeing.clone().count() < policy.positive_quorum.max(1) {
-        let rival = matched.iter().any(|(_, t)| !t.is_same_log(&transfer));
+    let has_quorum = |transfer: &Transfer, holds: &dyn Fn(&Observation) -> bool| {
+        let shows = matched.iter().filter(|(seen, t)| t.is_same_log(transfer) && holds(seen.at));
+        count_endpoints(shows.map(|(seen, _)| *seen)) >= policy.positive_quorum.max(1)
+    };
+    let strength = |t: &Transfer| {
+        let agreed = has_quorum(t, &|_| true);
+        let deep = has_quorum(t, &|seen| is_deep_enough(t, seen, policy.paid_after));
+        let is_final = has_quorum(t, &|seen| is_final(t, seen));
+        (agreed, deep, is_final)
+    };
+    // Endpoints on different forks show it in different blocks: the best supported one is judged.
+    let (_, transfer) = matched.iter().max_by_key(|(seen, t)| {
+        (strength(t), seen.at.head.number, t.block.hash, t.tx_hash, t.log_index)
+    })?;
+    let (agreed, deep, is_final) = strength(transfer);
+    if !agreed {
+        let rival = matched.iter().any(|(_, t)| !t.is_same_log(transfer));
         return Some(Verdict::Inconclusive(if rival {
             Inconclusive::EndpointsDisagree
         } else {
             Inconclusive::QuorumNotMet
         }));
     }
-    if !agreeing.clone().any(|(seen, t)| is_deep_enough(t, seen, policy.paid_after)) {
+    if !deep {
         return Some(Verdict::Inconclusive(Inconclusive::TooShallow));
     }
-    let is_final = agreeing.clone().any(|(seen, t)| seen.finalized.number >= t.block.number);
     let finality = if is_final { Finality::Final } else { Finality::Tentative };
-    Some(Verdict::Settled(Settlement { transfer, finality }))
+    Some(Verdict::Settled(Settlement { transfer: *transfer, finality }))
+}
+
+/// What makes one head newer than another. Time first: it is what deadlines are judged by.
+fn age_key(head: &BlockRef) -> (BlockTime, u64, B256) {
+    (head.time, head.number, head.hash)
+}
+
+/// The newest head that `quorum` endpoints have reached, so that no smaller number of them can move a
+/// deadline; the newest of all when there are fewer. `None` when there is no endpoint at all.
+fn agreed_head<'a>(seen: impl Iterator<Item = Seen<'a>>, quorum: usize) -> Option<BlockRef> {
+    let mut newest_of: BTreeMap<&EndpointName, BlockRef> = BTreeMap::new();
+    for s in seen {
+        let head = newest_of.entry(s.endpoint).or_insert(s.at.head);
+        *head = std::cmp::max_by_key(*head, s.at.head, age_key);
+    }
+    let mut heads: Vec<BlockRef> = newest_of.into_values().collect();
+    heads.sort_by_key(|head| Reverse(age_key(head)));
+    heads.get(quorum.saturating_sub(1)).or(heads.first()).copied()
 }
 
 /// No endpoint shows the payment's own transfer: what can be said?
-fn judge_negative(payment: &Payment, observed: &[&Observation], policy: &Policy) -> Verdict {
+fn judge_negative(payment: &Payment, observed: &[Seen<'_>], policy: &Policy) -> Verdict {
     let quorum = policy.quorum.max(1);
-    // The newest head speaks; `observed` is never empty here.
-    let Some(newest) = observed.iter().max_by_key(|seen| seen.head.number) else {
-        return Verdict::Inconclusive(Inconclusive::NotAsked);
-    };
-    let consumed: Vec<(&Observation, Consumption)> = observed
+    let unused = || observed.iter().filter(|s| s.at.nonce == NonceState::Unused);
+    let consumed: Vec<(Seen<'_>, Consumption)> = observed
         .iter()
-        .filter_map(|seen| match seen.nonce {
+        .filter_map(|seen| match seen.at.nonce {
             NonceState::Used(consumption) => Some((*seen, consumption)),
             _ => None,
         })
         .collect();
-    let without_log = observed.iter().any(|s| matches!(s.nonce, NonceState::UsedWithoutLog { .. }));
 
-    if let Some((_, consumption)) = consumed.iter().max_by_key(|(seen, _)| seen.head.number) {
+    if let Some((_, consumption)) = consumed.first() {
         let block = consumption.log.block;
         // An endpoint whose head is older than the consumption cannot know of it: that is lag, and
         // neither agreement nor contradiction.
-        let contradicted =
-            observed.iter().any(|s| s.nonce == NonceState::Unused && s.head.number >= block.number)
-                || consumed.iter().any(|(_, other)| other.log.block.hash != block.hash);
+        let contradicted = unused().any(|s| s.at.head.number >= block.number)
+            || consumed.iter().any(|(_, other)| other != consumption);
         if contradicted {
             return Verdict::Inconclusive(Inconclusive::EndpointsDisagree);
         }
@@ -302,23 +365,20 @@ fn judge_negative(payment: &Payment, observed: &[&Observation], policy: &Policy)
                 return Verdict::Inconclusive(Inconclusive::UsedWithoutTransfer);
             }
         };
-        let finalized =
-            consumed.iter().filter(|(seen, _)| seen.finalized.number >= block.number).count();
-        if finalized == 0 {
-            return Verdict::Inconclusive(Inconclusive::NotFinalized);
-        }
-        if finalized < quorum {
-            return Verdict::Inconclusive(Inconclusive::QuorumNotMet);
-        }
-        return Verdict::Unsettleable {
-            reason,
-            as_of: newest.head,
-            consumption: Some(*consumption),
+        let finalized = || {
+            let seen = consumed.iter().map(|(seen, _)| *seen);
+            seen.filter(|seen| seen.at.finalized.number >= block.number)
+        };
+        return match (count_endpoints(finalized()), agreed_head(finalized(), quorum)) {
+            (_, None) => Verdict::Inconclusive(Inconclusive::NotFinalized),
+            (agreeing, Some(as_of)) if agreeing >= quorum => {
+                Verdict::Unsettleable { reason, as_of, consumption: Some(*consumption) }
+            }
+            _ => Verdict::Inconclusive(Inconclusive::QuorumNotMet),
         };
     }
-    if without_log {
-        let contradicted = observed.iter().any(|s| s.nonce == NonceState::Unused);
-        return Verdict::Inconclusive(if contradicted {
+    if observed.iter().any(|s| matches!(s.at.nonce, NonceState::UsedWithoutLog { .. })) {
+        return Verdict::Inconclusive(if unused().next().is_some() {
             Inconclusive::EndpointsDisagree
         } else {
             Inconclusive::UsedWithoutLog
@@ -326,13 +386,19 @@ fn judge_negative(payment: &Payment, observed: &[&Observation], policy: &Policy)
     }
     // Unused at every head. The head descends from the finalized block, so it was unused there too; and
     // once a finalized block is past the window, no later block can use it.
-    let expired = observed.iter().filter(|s| s.finalized.time >= payment.valid_before).count();
-    if expired >= quorum {
-        return Verdict::Unsettleable {
-            reason: Unsettleable::Expired,
-            as_of: newest.head,
-            consumption: None,
-        };
+    let expired = || unused().copied().filter(|s| s.at.finalized.time >= payment.valid_before);
+    if let (true, Some(as_of)) =
+        (count_endpoints(expired()) >= quorum, agreed_head(expired(), quorum))
+    {
+        let reason = Unsettleable::Expired;
+        return Verdict::Unsettleable { reason, as_of, consumption: None };
     }
-    Verdict::Pending { as_of: newest.head, agreeing: observed.len() }
+    match agreed_head(unused().copied(), quorum) {
+        // Only endpoints that got as far as `as_of` agree about it.
+        Some(as_of) => {
+            let agreeing = unused().copied().filter(|s| s.at.head.time >= as_of.time);
+            Verdict::Pending { as_of, agreeing: count_endpoints(agreeing) }
+        }
+        None => Verdict::Inconclusive(Inconclusive::NotAsked),
+    }
 }

@@ -16,6 +16,7 @@ use crate::domain::{
 pub mod error;
 pub mod postgres;
 mod row;
+mod settled_page;
 pub mod sqlite;
 mod url;
 

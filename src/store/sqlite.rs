@@ -14,6 +14,7 @@ use sqlx::sqlite::{
 };
 use sqlx::{Sqlite, Transaction};
 
+use super::settled_page::SettledPage;
 use super::{
     Applied, Discovered, Figures, Followed, Lease, OptionalTables, Store, StoreError, Story,
 };
@@ -38,6 +39,7 @@ pub struct SqliteStore {
     writer: SqlitePool,
     has_stock: AtomicBool,
     has_identifiers: AtomicBool,
+    settled_page: SettledPage,
 }
 
 impl SqliteStore {
@@ -73,6 +75,7 @@ impl SqliteStore {
             writer,
             has_stock: AtomicBool::new(false),
             has_identifiers: AtomicBool::new(false),
+            settled_page: SettledPage::default(),
         })
     }
 

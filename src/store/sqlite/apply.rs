@@ -365,27 +365,26 @@ async fn transfer(
     sqlx::query(
         "UPDATE reconciled_transfers SET orphaned_at = ?
          WHERE payment_id = ? AND orphaned_at IS NULL
-           AND NOT (chain_id = ? AND tx_hash = ? AND log_index = ?)",
+           AND NOT (chain_id = ? AND block_hash = ? AND tx_hash = ? AND log_index = ?)",
     )
     .bind(now.as_millis())
     .bind(payment_id)
     .bind(chain_id)
+    .bind(transfer.block.hash.to_string())
     .bind(transfer.tx_hash.to_string())
     .bind(log_index)
     .execute(&mut *conn)
     .await
     .map_err(failed(ORPHAN))?;
-    // A row of this log may be there already: seen by the chain-to-ledger pass and matched to nobody, or
-    // this payment's in another block.
+    // A row of this log may be there already: this payment's, not yet final; or seen by the
+    // chain-to-ledger pass and matched to nobody.
     let changed = sqlx::query(
         "INSERT INTO reconciled_transfers
             (chain_id, tx_hash, log_index, payment_id, token, payer, pay_to, amount, block_number,
              block_hash, block_time, finality, seen_at)
          VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-         ON CONFLICT (chain_id, tx_hash, log_index) WHERE orphaned_at IS NULL DO UPDATE SET
-            payment_id = excluded.payment_id, block_number = excluded.block_number,
-            block_hash = excluded.block_hash, block_time = excluded.block_time,
-            finality = excluded.finality
+         ON CONFLICT (chain_id, block_hash, tx_hash, log_index) WHERE orphaned_at IS NULL
+         DO UPDATE SET payment_id = excluded.payment_id, finality = excluded.finality
          WHERE payment_id IS NULL OR payment_id = excluded.payment_id",
     )
     .bind(chain_id)

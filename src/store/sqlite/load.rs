@@ -110,8 +110,8 @@ pub(super) async fn ledger(
     if tables.identifiers {
         identifiers(conn, &mut ledger, &ids).await?;
     }
-    transfers(conn, &mut ledger, batch, &ids).await?;
-    refunds(conn, &mut ledger, &ids).await?;
+    transfers(conn, &mut ledger, batch).await?;
+    refunds(conn, &mut ledger).await?;
     Ok(ledger)
 }
 
@@ -250,12 +250,14 @@ async fn identifiers(
     Ok(())
 }
 
+/// What is recorded for these payments and for those that claim the same authorizations, and whatever
+/// is recorded of the transactions that the verdicts speak of.
 async fn transfers(
     conn: &mut SqliteConnection,
     ledger: &mut Ledger,
     batch: &[Judged],
-    ids: &str,
 ) -> Result<(), StoreError> {
+    let ids = id_list(ledger.payments.keys().map(PaymentId::as_str));
     let hashes: Vec<String> = batch
         .iter()
         .filter_map(|judged| match &judged.verdict {
@@ -297,15 +299,15 @@ async fn transfers(
     Ok(())
 }
 
-async fn refunds(
-    conn: &mut SqliteConnection,
-    ledger: &mut Ledger,
-    ids: &str,
-) -> Result<(), StoreError> {
+/// The refund records of these payments and of their orders' other payments.
+async fn refunds(conn: &mut SqliteConnection, ledger: &mut Ledger) -> Result<(), StoreError> {
+    let payments: BTreeSet<&PaymentId> =
+        ledger.payments.keys().chain(ledger.siblings.keys()).collect();
+    let ids = id_list(payments.into_iter().map(PaymentId::as_str));
     let statement = "
         SELECT payment_id, status FROM reconciled_refunds_owed
         WHERE payment_id IN (SELECT value FROM json_each(?))";
-    for row in rows(conn, statement, ids).await? {
+    for row in rows(conn, statement, &ids).await? {
         let payment_id: String = row.try_get(0).map_err(failed(OPERATION))?;
         let status: String = row.try_get(1).map_err(failed(OPERATION))?;
         let status = coded("refunds_owed", "status", &status, RefundStatus::from_code)?;

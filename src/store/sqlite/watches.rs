@@ -8,13 +8,13 @@ use sqlx::{Row, SqliteConnection, SqlitePool};
 use super::{SqliteStore, exactly_one, failed, finish, id_list, load};
 use crate::domain::{Judged, PaymentId, Phase, Timestamp, Verdict, Watch};
 use crate::store::row::{check_detail, coded, column_number, payment_is_gone, unsigned};
+use crate::store::settled_page::SETTLED_PAGE_MAX;
 use crate::store::{Discovered, Followed, Lease, StoreError};
 
 /// Payments to follow that have no open watch, and whether they have a closed one.
 ///
 /// A time that is not a number counts as long ago: such a row is flagged, not overlooked (I11). A settled
-/// payment is followed again when its order became one that owes the money back; not when it was found
-/// to have no money of its own.
+/// payment is followed again when its order became one that owes the money back.
 const CANDIDATES: &str = "
     WITH candidates AS (
         SELECT id, created_at FROM payments WHERE status IN ('unknown', 'settle_failed')
@@ -23,20 +23,28 @@ const CANDIDATES: &str = "
         WHERE status = 'settling'
           AND (created_at < ?1 OR typeof(created_at) NOT IN ('integer', 'real'))
         UNION ALL
-        SELECT p.id, p.created_at
-        FROM payments p JOIN orders o ON o.id = p.order_id
-        WHERE p.status = 'settled'
-          AND (o.status = 'undelivered' OR (o.status = 'paid' AND o.paid_by <> p.id))
-          AND NOT EXISTS (SELECT 1 FROM reconciled_refunds_owed r WHERE r.payment_id = p.id)
-          AND NOT EXISTS (
-              SELECT 1 FROM reconciled_flags f
-              WHERE f.kind = 'authorization_reused' AND f.payment_id = p.id)
+        SELECT id, created_at FROM (
+            SELECT p.id, p.created_at
+            FROM orders o JOIN payments p ON p.order_id = o.id
+            WHERE o.status = 'undelivered' AND p.status = 'settled'
+            UNION
+            SELECT p.id, p.created_at
+            FROM (SELECT id, order_id, status, created_at FROM payments
+                  WHERE id > ?3 ORDER BY id LIMIT ?4) AS p
+                JOIN orders o ON o.id = p.order_id
+            WHERE o.status = 'paid' AND o.paid_by <> p.id AND p.status = 'settled') AS s
+        WHERE NOT EXISTS (SELECT 1 FROM reconciled_refunds_owed r WHERE r.payment_id = s.id)
     )
     SELECT c.id, w.payment_id IS NOT NULL AS known
     FROM candidates c LEFT JOIN reconciled_watches w ON w.payment_id = c.id
     WHERE (w.payment_id IS NULL OR w.phase = 'closed') AND typeof(c.id) = 'text'
     ORDER BY c.created_at, c.id
     LIMIT ?2";
+
+/// The last payment of the page, if there may be another page.
+const PAGE_END: &str = "
+    SELECT id FROM payments WHERE id > ?1 AND typeof(id) = 'text'
+    ORDER BY id LIMIT 1 OFFSET ?2";
 
 /// Opens a watch, or opens a closed one anew; an open one only becomes due.
 const OPEN: &str = "
@@ -60,33 +68,60 @@ pub(super) async fn discover(
     limit: u32,
 ) -> Result<Discovered, StoreError> {
     const OPERATION: &str = "to look for new payments";
+    let after = store.settled_page.after();
+    let page_end: Option<String> = sqlx::query_scalar(PAGE_END)
+        .bind(&after)
+        .bind(SETTLED_PAGE_MAX - 1)
+        .fetch_optional(&store.reader)
+        .await
+        .map_err(failed(OPERATION))?;
+    let query = Candidates { stale_before, limit, after };
     // Usually there is nothing new, and then nobody needs to wait for the write lock.
-    let found = candidates(&store.reader, stale_before, limit).await.map_err(failed(OPERATION))?;
+    let found = query.find(&store.reader).await.map_err(failed(OPERATION))?;
     if found.is_empty() {
+        store.settled_page.move_on(page_end);
         return Ok(Discovered::default());
     }
     let mut tx = store.begin(OPERATION).await?;
     let result = async {
-        let found = candidates(&mut *tx, stale_before, limit).await.map_err(failed(OPERATION))?;
+        let found = query.find(&mut *tx).await.map_err(failed(OPERATION))?;
         sqlx::query(OPEN)
             .bind(now.as_millis())
             .bind(id_list(found.iter().map(|(id, _)| id.as_str())))
             .fetch_all(&mut *tx)
             .await
             .map_err(failed(OPERATION))?;
-        let reopened = found.iter().filter(|(_, known)| *known).count();
-        Ok(Discovered { opened: found.len() - reopened, reopened })
+        Ok(found)
     }
     .await;
-    finish(tx, OPERATION, result).await
+    let found = finish(tx, OPERATION, result).await?;
+    // A full answer may have cut the page off: then the same page comes again.
+    if found.len() < usize::try_from(limit).unwrap_or(usize::MAX) {
+        store.settled_page.move_on(page_end);
+    }
+    let reopened = found.iter().filter(|(_, known)| *known).count();
+    Ok(Discovered { opened: found.len() - reopened, reopened })
 }
 
-async fn candidates<'e>(
-    executor: impl sqlx::Executor<'e, Database = sqlx::Sqlite>,
+struct Candidates {
     stale_before: Timestamp,
     limit: u32,
-) -> Result<Vec<(String, bool)>, sqlx::Error> {
-    sqlx::query_as(CANDIDATES).bind(stale_before.as_millis()).bind(limit).fetch_all(executor).await
+    after: String,
+}
+
+impl Candidates {
+    async fn find<'e>(
+        &self,
+        executor: impl sqlx::Executor<'e, Database = sqlx::Sqlite>,
+    ) -> Result<Vec<(String, bool)>, sqlx::Error> {
+        sqlx::query_as(CANDIDATES)
+            .bind(self.stale_before.as_millis())
+            .bind(self.limit)
+            .bind(&self.after)
+            .bind(SETTLED_PAGE_MAX)
+            .fetch_all(executor)
+            .await
+    }
 }
 
 pub(super) async fn recheck(

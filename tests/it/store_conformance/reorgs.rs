@@ -1,14 +1,17 @@
 //! Transfers that vanish, move to another block, or come back.
 
-use reconciled::domain::{Finality, Outcome, PaymentId, Phase, Policy, RefundReason};
+use reconciled::domain::{
+    Finality, Outcome, PaymentId, Phase, Policy, RefundReason, Settlement, Transfer, Verdict,
+};
 use reconciled::sim::gateway::OrderUpdate;
 
-use super::harness::{TestDb, at, judged, pending, settled_in, tentative, tx_hash};
+use super::harness::{TestDb, at, judged, pending, settled_in, tentative, transfer, tx_hash};
 
 for_each_backend!(
     a_vanished_transfer_opens_everything_again,
     what_was_reopened_can_be_paid_again_by_the_same_log_in_another_block,
     a_transfer_that_moved_to_another_block_is_recorded_once,
+    transfers_of_one_transaction_may_change_places,
     a_refund_whose_transfer_vanished_is_void_and_is_owed_again_when_it_returns,
     a_refund_that_has_left_our_hands_is_flagged_when_its_transfer_vanishes,
     a_reorg_after_delivery_is_flagged,
@@ -57,20 +60,40 @@ async fn what_was_reopened_can_be_paid_again_by_the_same_log_in_another_block(db
 async fn a_transfer_that_moved_to_another_block_is_recorded_once(db: &TestDb) {
     db.paying_order("o", "p").await;
     db.apply("p", tentative("p")).await;
-    // The same log in another block, then at another index.
-    let done = db.apply("p", settled_in("p", 101, 7, Finality::Tentative)).await;
-    assert_eq!((done.outcome, done.recorded), (Outcome::Confirmed, true));
-    assert_eq!(db.gateway.transfers().await.unwrap().len(), 1);
-    assert_eq!(
-        db.value("SELECT CAST(block_number AS TEXT) FROM {transfers}").await.as_deref(),
-        Some("101")
-    );
-    db.apply("p", settled_in("p", 102, 3, Finality::Final)).await;
-    let transfers = db.gateway.transfers().await.unwrap();
-    let seen: Vec<(&str, bool)> =
-        transfers.iter().map(|t| (t.log_index.as_str(), t.orphaned)).collect();
-    assert_eq!(seen, [("7", true), ("3", false)]);
+    // In another block, then at another index as well.
+    for (number, log_index, finality) in [(101, 7, Finality::Tentative), (102, 3, Finality::Final)]
+    {
+        let done = db.apply("p", settled_in("p", number, log_index, finality)).await;
+        assert_eq!((done.outcome, done.recorded), (Outcome::Confirmed, true));
+        let live = "SELECT block_number || ' ' || log_index FROM {transfers} \
+                    WHERE orphaned_at IS NULL";
+        assert_eq!(db.value(live).await, Some(format!("{number} {log_index}")));
+    }
     assert_eq!(db.events().await, ["order.paid:o"]);
+}
+
+/// Two payments in one transaction: in another block, each log has the index that was the other's.
+async fn transfers_of_one_transaction_may_change_places(db: &TestDb) {
+    db.paying_order("o", "a").await;
+    db.paying_order("q", "b").await;
+    let one_transaction = |id: &str, number: u64, log_index: u64| {
+        let moved = Transfer { tx_hash: tx_hash("both"), ..transfer(id, number, log_index) };
+        Verdict::Settled(Settlement { transfer: moved, finality: Finality::Tentative })
+    };
+    db.apply("a", one_transaction("a", 100, 3)).await;
+    db.apply("b", one_transaction("b", 100, 5)).await;
+    for (id, log_index) in [("a", 5), ("b", 3)] {
+        let done = db.apply(id, one_transaction(id, 101, log_index)).await;
+        assert_eq!((done.outcome, done.recorded), (Outcome::Confirmed, true));
+    }
+    let transfers = db.gateway.transfers().await.unwrap();
+    let live: Vec<(Option<&str>, &str)> = transfers
+        .iter()
+        .filter(|t| !t.orphaned)
+        .map(|t| (t.payment_id.as_deref(), t.log_index.as_str()))
+        .collect();
+    assert_eq!(live, [(Some("a"), "5"), (Some("b"), "3")]);
+    assert!(db.flags().await.is_empty());
 }
 
 /// I6: the record is the same one all along.

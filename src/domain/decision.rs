@@ -1,0 +1,534 @@
+//! From verdict to resolution (DESIGN section 7): what changes in the database because of a verdict.
+//!
+//! [`resolve`] only says what changes; the store writes all of it in the transaction in which the
+//! [`Situation`] was read and locked (I7). It never looks at a clock for a deadline where a block is at
+//! hand, and never fails a payment on an inconclusive verdict (I2).
+
+use alloy_primitives::B256;
+use serde_json::json;
+
+use super::{
+    BlockRef, Consumption, DueTimes, Event, EventKind, Finality, FlagKind, IdentifierStatus,
+    Inconclusive, Judged, LatePolicy, NextCheck, Order, OrderChange, OrderStatus, Outcome,
+    PaymentId, PaymentStatus, Phase, Policy, RefundChange, RefundOwed, RefundReason, RefundStatus,
+    Reservation, ReservationStatus, Resolution, Settlement, Sibling, Situation, StockChange,
+    Timestamp, Transfer, TransferChange, Unsettleable, Verdict, WatchChange, refund_nonce,
+};
+
+/// Flags that say "this could not be read": gone as soon as it could.
+const UNREADABLE: [FlagKind; 5] = [
+    FlagKind::MalformedPayment,
+    FlagKind::ChainNotConfigured,
+    FlagKind::UnsupportedMethod,
+    FlagKind::InconclusiveAtDeadline,
+    FlagKind::OrderUnreadable,
+];
+
+/// The same without [`FlagKind::InconclusiveAtDeadline`], which only a conclusion closes.
+const UNPARSED: [FlagKind; 4] = [
+    FlagKind::MalformedPayment,
+    FlagKind::ChainNotConfigured,
+    FlagKind::UnsupportedMethod,
+    FlagKind::OrderUnreadable,
+];
+
+/// What changes because of `judged`, given freshly locked rows. The table of DESIGN section 7.
+///
+/// A row that cannot be parsed has no [`Situation`]; see [`unreadable`].
+pub fn resolve(
+    judged: &Judged,
+    situation: &Situation<'_>,
+    policy: &Policy,
+    now: Timestamp,
+) -> Resolution {
+    let decision = Decision { situation, policy, due: &judged.due, now };
+    let resolution = match &judged.verdict {
+        Verdict::Settled(settlement) => decision.settled(settlement),
+        Verdict::Pending { as_of, agreeing } => decision.pending(*as_of, *agreeing),
+        Verdict::Unsettleable { reason, as_of, consumption } => {
+            decision.unsettleable(*reason, *as_of, consumption.as_ref())
+        }
+        Verdict::Inconclusive(reason) => decision.inconclusive(*reason, judged),
+    };
+    if resolution.is_recorded() || resolution.outcome == Outcome::Flagged {
+        return resolution;
+    }
+    Resolution { outcome: Outcome::Waiting, ..resolution }
+}
+
+/// What changes when the payment's own row makes no sense: a person is told, the watch goes on (I11).
+pub(super) fn unreadable(judged: &Judged) -> Resolution {
+    let resolution = Resolution::only_watch(NextCheck { phase: Phase::Reconcile, at: None });
+    let detail = json!({ "problem": judged.problem });
+    Resolution { outcome: Outcome::Flagged, ..resolution }
+        .flagged(FlagKind::MalformedPayment, detail)
+}
+
+struct Decision<'a> {
+    situation: &'a Situation<'a>,
+    policy: &'a Policy,
+    due: &'a DueTimes,
+    now: Timestamp,
+}
+
+impl Decision<'_> {
+    fn wait(&self) -> Resolution {
+        Resolution::only_watch(self.due.open)
+    }
+
+    /// The verdict speaks of a row that changed since it was read: only a new check can say.
+    fn look_again(&self) -> Resolution {
+        let mut resolution = self.wait_as_recorded();
+        resolution.watch.next.at = Some(self.due.reopened);
+        resolution
+    }
+
+    /// Waits, in the phase the watch has earned: a recorded transfer stays watched for finality.
+    fn wait_as_recorded(&self) -> Resolution {
+        match self.situation.recorded {
+            Some(_) => Resolution::only_watch(NextCheck {
+                phase: Phase::Finality,
+                at: Some(self.due.finality),
+            }),
+            None if self.situation.payment.status == PaymentStatus::Failed => {
+                Resolution::only_watch(NextCheck { phase: Phase::Late, at: self.due.late })
+            }
+            None => self.wait(),
+        }
+    }
+
+    fn event(&self, kind: EventKind, detail: &str) -> Event {
+        let payment = self.situation.payment;
+        Event {
+            kind,
+            order_id: payment.order_id.clone(),
+            payment_id: payment.id.clone(),
+            dedupe_key: format!("{kind}:{}:{}:{detail}", payment.order_id, payment.id),
+        }
+    }
+
+    fn after_settled(&self, settlement: &Settlement) -> WatchChange {
+        let next = match settlement.finality {
+            Finality::Final => NextCheck { phase: Phase::Closed, at: None },
+            Finality::Tentative => {
+                NextCheck { phase: Phase::Finality, at: Some(self.due.finality) }
+            }
+        };
+        WatchChange { next, restart: false }
+    }
+
+    // ---- Settled
+
+    fn settled(&self, settlement: &Settlement) -> Resolution {
+        let Situation { payment, order, recorded, .. } = *self.situation;
+        if !settlement.transfer.pays(payment) {
+            return self.look_again();
+        }
+        if let Some(owner) = self.situation.transfer_owner {
+            return self.authorization_reused(settlement, owner);
+        }
+        // Final is final: a reader that lags behind takes nothing of it back.
+        let recorded = recorded.map(|r| &r.settlement);
+        let settlement = recorded.filter(|r| r.finality == Finality::Final).unwrap_or(settlement);
+        let mut resolution = Resolution {
+            payment: (payment.status != PaymentStatus::Settled).then_some(PaymentStatus::Settled),
+            transfer: match recorded {
+                Some(recorded) if recorded == settlement => TransferChange::Keep,
+                _ => TransferChange::Record(*settlement),
+            },
+            close_flags: UNREADABLE.to_vec(),
+            watch: self.after_settled(settlement),
+            ..self.wait()
+        };
+        let Some(order) = order else {
+            return Resolution { outcome: Outcome::Flagged, ..resolution }.flagged(
+                FlagKind::OrderUnreadable,
+                json!({ "order": payment.order_id, "settlement": settlement }),
+            );
+        };
+        let refund_stands = match self.situation.refund {
+            None => false,
+            // Void because a reorg took the transfer, or because a person called it off? A reorg takes
+            // the record along.
+            Some(RefundStatus::Void) => recorded.is_some(),
+            Some(_) => true,
+        };
+        if refund_stands || self.order_is_paid_by_this() {
+            resolution.outcome = Outcome::Confirmed;
+        }
+        if refund_stands {
+            // Owed back once already: it stands (I6), and never pays an order as well (I4).
+            if recorded.is_none_or(|r| !r.transfer.is_same_log(&settlement.transfer)) {
+                resolution.refund = RefundChange::Follow(*settlement);
+            }
+            resolution.identifiers = Some(match order.status {
+                OrderStatus::Paid => IdentifierStatus::Settled,
+                _ => IdentifierStatus::Failed,
+            });
+        }
+        if self.order_is_paid_by_this() {
+            // The gateway may have paid the order and died before it saw to the rest.
+            resolution.stock = StockChange::Commit;
+            resolution.identifiers = Some(IdentifierStatus::Settled);
+            if refund_stands && self.situation.refund != Some(RefundStatus::Void) {
+                let detail = json!({ "order": order.id, "settlement": settlement });
+                resolution = resolution.flagged(FlagKind::RefundContradicted, detail);
+            }
+            return resolution;
+        }
+        if refund_stands {
+            return resolution;
+        }
+        match order.status {
+            status if status.is_open() => self.settle_open(order, settlement, resolution),
+            OrderStatus::Paid if order.paid_by.is_none() => Resolution {
+                outcome: Outcome::Flagged,
+                identifiers: Some(IdentifierStatus::Settled),
+                ..resolution
+            }
+            .flagged(
+                FlagKind::PaidByUnknown,
+                json!({ "order": order.id, "settlement": settlement }),
+            ),
+            OrderStatus::Paid => self.owe(RefundReason::Duplicate, settlement, resolution),
+            OrderStatus::Undelivered
+                if order.paid_by.as_ref().is_some_and(|by| *by != payment.id) =>
+            {
+                self.owe(RefundReason::Duplicate, settlement, resolution)
+            }
+            OrderStatus::Undelivered => self.owe(RefundReason::Undelivered, settlement, resolution),
+            _ if self.policy.late == LatePolicy::Reinstate && self.stock_is_back() => {
+                self.pay(order, settlement, StockChange::Retake, resolution)
+            }
+            _ => self.owe(RefundReason::Late, settlement, resolution),
+        }
+    }
+
+    /// Pays an open order. One that was over and that the gateway opened again may hold nothing any
+    /// more: then it is paid only if its stock is still there (I5).
+    fn settle_open(
+        &self,
+        order: &Order,
+        settlement: &Settlement,
+        resolution: Resolution,
+    ) -> Resolution {
+        let all = &self.situation.reservations;
+        let is_released = |r: &&Reservation| r.status == ReservationStatus::Released;
+        if all.is_empty() || !all.iter().all(is_released) {
+            self.pay(order, settlement, StockChange::Commit, resolution)
+        } else if self.stock_is_back() {
+            self.pay(order, settlement, StockChange::Retake, resolution)
+        } else {
+            self.owe(RefundReason::Late, settlement, resolution)
+        }
+    }
+
+    fn pay(
+        &self,
+        order: &Order,
+        settlement: &Settlement,
+        stock: StockChange,
+        resolution: Resolution,
+    ) -> Resolution {
+        let outcome = match stock {
+            StockChange::Retake => Outcome::Reinstated,
+            _ => Outcome::Paid,
+        };
+        let payment = &self.situation.payment.id;
+        debug_assert!(order.status != OrderStatus::Paid, "I3: an order is paid once");
+        Resolution {
+            outcome,
+            order: Some(OrderChange { status: OrderStatus::Paid, paid_by: Some(payment.clone()) }),
+            stock,
+            identifiers: Some(IdentifierStatus::Settled),
+            events: vec![self.event(EventKind::OrderPaid, &block_key(settlement))],
+            ..resolution
+        }
+    }
+
+    fn owe(
+        &self,
+        reason: RefundReason,
+        settlement: &Settlement,
+        resolution: Resolution,
+    ) -> Resolution {
+        let payment = self.situation.payment;
+        // The buyer who retries learns what the order is, not what became of the money.
+        let identifiers = match reason {
+            RefundReason::Duplicate => IdentifierStatus::Settled,
+            RefundReason::Late | RefundReason::Undelivered => IdentifierStatus::Failed,
+        };
+        Resolution {
+            outcome: Outcome::RefundOwed,
+            refund: RefundChange::Owe(RefundOwed {
+                payment_id: payment.id.clone(),
+                order_id: payment.order_id.clone(),
+                rail: payment.rail,
+                transfer: settlement.transfer,
+                reason,
+                refund_nonce: refund_nonce(payment),
+                detected_at: self.now,
+            }),
+            identifiers: Some(identifiers),
+            events: vec![self.event(EventKind::RefundOwed, &block_key(settlement))],
+            ..resolution
+        }
+    }
+
+    /// Whether everything that was released can be taken from the shelf again. Stock still held counts
+    /// as taken.
+    fn stock_is_back(&self) -> bool {
+        self.situation.available.iter().all(|(sku, available)| {
+            let wanted: i64 = self
+                .situation
+                .reservations
+                .iter()
+                .filter(|r| r.status == ReservationStatus::Released && r.sku == **sku)
+                .map(|r| r.quantity)
+                .fold(0, i64::saturating_add);
+            wanted <= *available
+        }) && self
+            .situation
+            .reservations
+            .iter()
+            .filter(|r| r.status == ReservationStatus::Released)
+            .all(|r| self.situation.available.iter().any(|(sku, _)| **sku == r.sku))
+    }
+
+    fn authorization_reused(&self, settlement: &Settlement, owner: &PaymentId) -> Resolution {
+        let detail = json!({ "pays": owner, "settlement": settlement });
+        let next = NextCheck { phase: Phase::Closed, at: None };
+        let resolution = if self.order_is_paid_by_this() {
+            Resolution { watch: WatchChange { next, restart: false }, ..self.wait() }
+                .flagged(FlagKind::SettledWithoutTransfer, detail.clone())
+        } else {
+            self.fail(next)
+        };
+        Resolution { outcome: Outcome::AuthorizationReused, ..resolution }
+            .flagged(FlagKind::AuthorizationReused, detail)
+    }
+
+    // ---- Pending, Unsettleable
+
+    fn pending(&self, as_of: BlockRef, agreeing: usize) -> Resolution {
+        let Situation { payment, recorded, .. } = *self.situation;
+        // Silence of the other endpoints is not their agreement (I2).
+        let has_quorum = agreeing >= self.policy.quorum;
+        if recorded.is_some_and(|r| r.settlement.finality == Finality::Tentative) && !has_quorum {
+            return self.wait_as_recorded();
+        }
+        if let Some(resolution) = self.not_on_chain(as_of) {
+            return resolution;
+        }
+        let at_deadline = as_of.time.reached(self.policy.deadline(payment));
+        if !at_deadline || payment.status == PaymentStatus::Failed {
+            return Resolution { close_flags: UNPARSED.to_vec(), ..self.wait_as_recorded() };
+        }
+        if !has_quorum {
+            return self.wait_as_recorded().flagged(
+                FlagKind::InconclusiveAtDeadline,
+                json!({ "reason": Inconclusive::QuorumNotMet.code() }),
+            );
+        }
+        self.fail(NextCheck { phase: Phase::Late, at: self.due.late })
+    }
+
+    fn unsettleable(
+        &self,
+        reason: Unsettleable,
+        as_of: BlockRef,
+        consumption: Option<&Consumption>,
+    ) -> Resolution {
+        let payment = self.situation.payment;
+        let moved = consumption.and_then(|c| Transfer::consumed(payment, c));
+        // Was the verdict about the row as it is now?
+        let is_stale = match reason {
+            Unsettleable::UsedElsewhere => moved.is_some_and(|t| t.pays(payment)),
+            Unsettleable::Expired => payment.valid_before > as_of.time,
+            Unsettleable::Canceled | Unsettleable::NonceConsumed => false,
+        };
+        if is_stale {
+            return self.look_again();
+        }
+        let resolution = self.never_lands(as_of, moved);
+        match reason {
+            // Flagged at once, though the payment may wait for its deadline.
+            Unsettleable::UsedElsewhere => resolution
+                .flagged(FlagKind::NonceUsedElsewhere, json!({ "consumption": consumption })),
+            _ => resolution,
+        }
+    }
+
+    fn never_lands(&self, as_of: BlockRef, moved: Option<Transfer>) -> Resolution {
+        let Situation { payment, recorded, .. } = *self.situation;
+        let closed = NextCheck { phase: Phase::Closed, at: None };
+        if let (Some(recorded), Some(moved)) = (recorded, moved)
+            && recorded.settlement.transfer.is_same_log(&moved)
+        {
+            // The transfer recorded as this payment's is there, and final: the row has changed.
+            let settlement = Settlement { finality: Finality::Final, ..recorded.settlement };
+            let is_known = recorded.settlement == settlement;
+            return Resolution {
+                transfer: match is_known {
+                    true => TransferChange::Keep,
+                    false => TransferChange::Record(settlement),
+                },
+                outcome: Outcome::Flagged,
+                ..Resolution::only_watch(closed)
+            };
+        }
+        if let Some(resolution) = self.not_on_chain(as_of) {
+            return resolution;
+        }
+        let at_deadline = as_of.time.reached(self.policy.deadline(payment));
+        if !at_deadline && !self.policy.early_failure && payment.status.is_open() {
+            return Resolution { close_flags: UNPARSED.to_vec(), ..self.wait() };
+        }
+        self.fail(closed)
+    }
+
+    /// The verdict says that the money did not move. What if we, or the gateway, say that it did?
+    fn not_on_chain(&self, as_of: BlockRef) -> Option<Resolution> {
+        let Situation { payment, recorded, .. } = *self.situation;
+        match recorded.map(|r| &r.settlement) {
+            // Final is final, and is written again over a careless gateway.
+            Some(recorded) if recorded.finality == Finality::Final => {
+                Some(match recorded.transfer.pays(payment) {
+                    true => self.settled(recorded),
+                    false => Resolution::only_watch(self.after_settled(recorded).next),
+                })
+            }
+            // A head older than the transfer's block cannot know of it.
+            Some(recorded) if as_of.number < recorded.transfer.block.number => {
+                Some(self.wait_as_recorded())
+            }
+            Some(recorded) => Some(self.reopen(recorded)),
+            None if payment.status == PaymentStatus::Settled || self.order_is_paid_by_this() => {
+                let at_deadline = as_of.time.reached(self.policy.deadline(payment));
+                let next = NextCheck { phase: Phase::Reconcile, at: None };
+                Some(if at_deadline {
+                    let detail = json!({ "as_of": as_of });
+                    Resolution { outcome: Outcome::Flagged, ..Resolution::only_watch(next) }
+                        .flagged(FlagKind::SettledWithoutTransfer, detail)
+                } else {
+                    self.wait()
+                })
+            }
+            None => None,
+        }
+    }
+
+    fn order_is_paid_by_this(&self) -> bool {
+        self.situation.order.is_some_and(|order| {
+            order.status == OrderStatus::Paid
+                && order.paid_by.as_ref() == Some(&self.situation.payment.id)
+        })
+    }
+
+    fn fail(&self, next: NextCheck) -> Resolution {
+        let Situation { payment, order, .. } = *self.situation;
+        let was_failed = payment.status == PaymentStatus::Failed;
+        let mut resolution = Resolution {
+            outcome: Outcome::Failed,
+            payment: (!was_failed).then_some(PaymentStatus::Failed),
+            identifiers: Some(IdentifierStatus::Failed),
+            close_flags: UNREADABLE.to_vec(),
+            watch: WatchChange { next, restart: false },
+            ..self.wait()
+        };
+        // A payment that failed before has had its effect: an order that is open now was opened again.
+        if let Some(order) = order
+            && !was_failed
+            && order.status.is_open()
+            && !self.may_be_paid_otherwise(order)
+        {
+            resolution.order = Some(OrderChange { status: OrderStatus::Failed, paid_by: None });
+            resolution.stock = StockChange::Release;
+            resolution.events.push(self.event(EventKind::OrderFailed, ""));
+        }
+        resolution
+    }
+
+    /// Whether another payment may still pay the order, or already does. One whose money is owed back
+    /// does not; nor does one that failed, whatever `paid_by` says of it.
+    fn may_be_paid_otherwise(&self, order: &Order) -> bool {
+        let Situation { payment, ref siblings, ref sibling_refunds, .. } = *self.situation;
+        let is_owed_back = |sibling: &Sibling| {
+            sibling_refunds.iter().any(|(id, s)| **id == sibling.id && *s != RefundStatus::Void)
+        };
+        let is_named = order.paid_by.as_ref().is_some_and(|by| {
+            *by != payment.id && !siblings.iter().any(|sibling| sibling.id == *by)
+        });
+        is_named || siblings.iter().any(|s| s.keeps_order_alive() && !is_owed_back(s))
+    }
+
+    /// A reorg took the recorded transfer away: back to unknown, and everything that hung on it.
+    fn reopen(&self, lost: &Settlement) -> Resolution {
+        let Situation { payment, order, refund, .. } = *self.situation;
+        let detail = json!({ "lost": lost });
+        let mut resolution = Resolution {
+            outcome: Outcome::Reopened,
+            payment: (payment.status != PaymentStatus::Unknown).then_some(PaymentStatus::Unknown),
+            transfer: TransferChange::Orphan,
+            watch: WatchChange {
+                next: NextCheck { phase: Phase::Targeted, at: Some(self.due.reopened) },
+                restart: true,
+            },
+            ..self.wait()
+        };
+        match refund {
+            Some(RefundStatus::Owed | RefundStatus::Blocked) => {
+                resolution.refund = RefundChange::Void;
+            }
+            // In other hands by now, or called off by a person.
+            Some(
+                RefundStatus::Claimed
+                | RefundStatus::Sent
+                | RefundStatus::Paid
+                | RefundStatus::Void,
+            ) => {
+                resolution = resolution.flagged(FlagKind::ReorgedAfterRefund, detail.clone());
+            }
+            None => {}
+        }
+        let Some(order) = order else { return resolution };
+        if !self.order_is_paid_by_this() {
+            return resolution;
+        }
+        resolution.identifiers = Some(IdentifierStatus::InFlight);
+        resolution.events.push(self.event(EventKind::OrderReopened, &block_key(lost)));
+        resolution.order = Some(OrderChange { status: OrderStatus::Paying, paid_by: None });
+        resolution.stock = StockChange::Hold;
+        if order.delivered_at.is_some() {
+            resolution = resolution.flagged(FlagKind::ReorgedAfterDelivery, detail);
+        }
+        resolution
+    }
+
+    // ---- Inconclusive
+
+    fn inconclusive(&self, reason: Inconclusive, judged: &Judged) -> Resolution {
+        let unreadable = match reason {
+            Inconclusive::ChainNotConfigured => Some(FlagKind::ChainNotConfigured),
+            Inconclusive::UnsupportedMethod => Some(FlagKind::UnsupportedMethod),
+            _ => None,
+        };
+        if let Some(kind) = unreadable {
+            let next = NextCheck { phase: Phase::Reconcile, at: None };
+            return Resolution { outcome: Outcome::Flagged, ..Resolution::only_watch(next) }
+                .flagged(kind, json!({ "problem": judged.problem }));
+        }
+        let payment = self.situation.payment;
+        let resolution = self.wait_as_recorded();
+        if payment.status.is_open() && self.now >= self.policy.deadline(payment) {
+            let detail = json!({ "reason": reason.code(), "evidence": judged.evidence });
+            return resolution.flagged(FlagKind::InconclusiveAtDeadline, detail);
+        }
+        resolution
+    }
+}
+
+fn block_key(settlement: &Settlement) -> String {
+    let hash: B256 = settlement.transfer.block.hash;
+    format!("{hash}:{}", settlement.transfer.log_index)
+}

@@ -1,0 +1,9 @@
+//! Proof of the pure core: decision tables first, then properties over arbitrary evidence, then a model
+//! of a whole shop (chain, gateway, daemon) run through arbitrary histories.
+
+mod support;
+
+mod histories;
+mod judge;
+mod model;
+mod resolve;
