@@ -3,7 +3,8 @@
 CREATE SCHEMA IF NOT EXISTS reconciled;
 
 -- One narrow row per followed payment. The lease columns change most often and are in no index, so
--- that leasing is a heap-only update; fillfactor leaves room for it.
+-- that leasing is a heap-only update; fillfactor leaves room for it. Vacuumed early: what was due
+-- leaves dead entries at the very head of the index that is read next.
 CREATE TABLE reconciled.watches (
     payment_id text PRIMARY KEY,
     phase text NOT NULL
@@ -17,7 +18,7 @@ CREATE TABLE reconciled.watches (
     checks_done integer NOT NULL DEFAULT 0,
     consecutive_inconclusive integer NOT NULL DEFAULT 0,
     last_verdict text
-) WITH (fillfactor = 70);
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
 
 CREATE INDEX watches_due ON reconciled.watches (next_check_at, payment_id)
     WHERE phase <> 'closed' AND next_check_at IS NOT NULL;

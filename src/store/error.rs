@@ -50,7 +50,17 @@ impl StoreError {
             | sqlx::Error::PoolTimedOut
             | sqlx::Error::PoolClosed
             | sqlx::Error::WorkerCrashed => Self::Unreachable(source),
+            sqlx::Error::Database(ref error) if error.code().is_some_and(|c| is_away(&c)) => {
+                Self::Unreachable(source)
+            }
             _ => Self::Refused { operation, source },
         }
     }
+}
+
+/// PostgreSQL's words for "not now": connection exceptions (class 08), too many connections, and a
+/// server that shuts down, crashed or starts up.
+fn is_away(code: &str) -> bool {
+    matches!(code, "53300" | "57P01" | "57P02" | "57P03")
+        || (code.len() == 5 && code.starts_with("08"))
 }

@@ -77,6 +77,153 @@ async fn replicas_share_the_work_without_overlap() {
     assert!(busy > 1, "the work was shared");
 }
 
+/// A watch that somebody has locked is passed over, not waited for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_locked_watch_is_passed_over() {
+    let db = TestDb::postgres().await;
+    payments(&db, 3).await;
+    db.discover().await;
+    let mut somebody = db.postgres_connection().await;
+    let mut transaction = somebody.begin().await.unwrap();
+    sqlx::query("SELECT 1 FROM reconciled.watches WHERE payment_id = 'p1' FOR UPDATE")
+        .execute(&mut *transaction)
+        .await
+        .unwrap();
+    let due = db.store.lease_due(&lease(T0, at(60)), 1).await.unwrap();
+    assert_eq!(ids(&due), ["p2"]);
+    let page = db.store.lease_page(&lease(T0, at(60)), None, 10).await.unwrap();
+    assert_eq!(ids(&page), ["p3"]);
+    transaction.rollback().await.unwrap();
+}
+
+/// Replicas and a gateway that cancels orders work side by side on orders with two payments each, every
+/// third pair with one and the same authorization. Whoever comes first: every transfer pays one order or
+/// is owed back once (I3, I4, I6, I10), and no check is turned away.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replicas_and_a_gateway_side_by_side_lose_no_money() {
+    const ORDERS: usize = 45;
+    let db = TestDb::postgres().await;
+    for n in 0..ORDERS {
+        let first = payment(&format!("{n}/a"), &format!("o{n}"));
+        let mut second = payment(&format!("{n}/b"), &format!("o{n}"));
+        if n % 3 == 0 {
+            // Of another order, and a transfer of the first one's is all there is.
+            let order = format!("reuse{n}");
+            db.order(&order).await;
+            second = RawPayment { id: second.id, order_id: Some(order), ..first.clone() };
+        }
+        db.order(&format!("o{n}")).await;
+        db.gateway.insert_payment(&first).await.unwrap();
+        db.gateway.insert_payment(&second).await.unwrap();
+    }
+    db.discover().await;
+
+    let mut replicas = Vec::new();
+    for size in [5, 7, 11] {
+        let store = db.replica().await;
+        replicas.push(tokio::spawn(async move {
+            let mut answered = 0;
+            loop {
+                let lease = lease(T0, at(60));
+                let due = store.lease_due(&lease, size).await.unwrap();
+                if due.is_empty() {
+                    return answered;
+                }
+                let batch = ids(&due)
+                    .into_iter()
+                    .rev()
+                    .map(|id| {
+                        let number: usize = id.split('/').next().unwrap().parse().unwrap();
+                        let moved = if number.is_multiple_of(3) {
+                            format!("{number}/a")
+                        } else {
+                            id.into()
+                        };
+                        judged(id, settled(&moved))
+                    })
+                    .collect();
+                let applied = store.apply(&lease, batch, &Policy::default(), at(30)).await.unwrap();
+                for one in &applied {
+                    assert!(one.result.is_ok(), "{one:?}");
+                }
+                answered += applied.len();
+            }
+        }));
+    }
+    let gateway = db.gateway.clone();
+    let canceling = tokio::spawn(async move {
+        let GatewayDb::Postgres(pool) = &gateway else { panic!("a PostgreSQL database") };
+        for n in (0..ORDERS).filter(|n| n % 5 == 1) {
+            sqlx::query(
+                "UPDATE orders SET status = 'canceled' WHERE id = $1 AND status = 'paying'",
+            )
+            .bind(format!("o{n}"))
+            .execute(pool)
+            .await
+            .unwrap();
+        }
+    });
+    let mut answered = 0;
+    for replica in replicas {
+        answered += replica.await.unwrap();
+    }
+    canceling.await.unwrap();
+    assert_eq!(answered, 2 * ORDERS);
+
+    let orders = db.gateway.orders().await.unwrap();
+    let payments = db.gateway.payments().await.unwrap();
+    let owed: Vec<String> =
+        db.gateway.refunds().await.unwrap().into_iter().map(|r| r.payment_id).collect();
+    let transfers = db.gateway.transfers().await.unwrap();
+    assert_eq!(transfers.len(), ORDERS + ORDERS - ORDERS.div_ceil(3));
+    for transfer in transfers {
+        let id = transfer.payment_id.unwrap();
+        let pays = orders.values().filter(|(_, by)| by.as_deref() == Some(id.as_str())).count();
+        let back = owed.iter().filter(|owed| **owed == id).count();
+        assert_eq!(pays + back, 1, "{id} pays {pays} orders and is owed back {back} times");
+        assert_eq!(payments[&id], "settled");
+    }
+    for n in (0..ORDERS).filter(|n| n % 3 == 0) {
+        assert_eq!(payments[&format!("{n}/b")], "failed", "its transfer is the other one's");
+        assert_eq!(orders[&format!("reuse{n}")].1, None);
+    }
+}
+
+/// The server ends the connection in the middle: the whole call says so, nothing is written, and the
+/// watch is free again when its lease is over (I9).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_lost_while_applying_loses_nothing() {
+    let db = TestDb::postgres().await;
+    db.paying_order("o", "p").await;
+    db.discover().await;
+    let (lease, _) = db.lease_all().await;
+    let mut somebody = db.postgres_connection().await;
+    let mut transaction = somebody.begin().await.unwrap();
+    sqlx::query("SELECT 1 FROM orders FOR UPDATE").execute(&mut *transaction).await.unwrap();
+    let store = db.store.clone();
+    let applying = tokio::spawn(async move {
+        let batch = vec![judged("p", settled("p"))];
+        store.apply(&lease, batch, &Policy::default(), at(30)).await
+    });
+    wait_for_blocked(&db).await;
+    run(
+        &db,
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+          WHERE datname = current_database() AND wait_event_type = 'Lock'",
+    )
+    .await;
+    let error = applying.await.unwrap().unwrap_err();
+    assert!(matches!(error, StoreError::Unreachable(_)), "{error:?}");
+    transaction.rollback().await.unwrap();
+    assert_eq!(db.payment_status("p").await, "unknown");
+    assert_eq!(db.count("{checks}").await, 0);
+    let next = super::harness::lease(at(60), at(120));
+    assert_eq!(ids(&db.store.lease_due(&next, 10).await.unwrap()), ["p"]);
+    let batch = vec![judged("p", settled("p"))];
+    let applied = db.store.apply(&next, batch, &Policy::default(), at(61)).await.unwrap();
+    assert_eq!(outcome(&applied, "p"), Outcome::Paid);
+}
+
 /// A full reconcile reads page after page; its checks go back in one go per page.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pages_of_thousands_come_and_go_back_whole() {
@@ -144,13 +291,12 @@ async fn two_claims_of_one_transfer_applied_at_once_are_one_payment() {
         let (a, b) = (format!("{round}/a"), format!("{round}/b"));
         db.order(&format!("oa{round}")).await;
         db.order(&format!("ob{round}")).await;
-        let first = payment(&a, &format!("oa{round}"));
-        let reused = RawPayment {
-            id: b.clone(),
-            order_id: Some(format!("ob{round}")),
+        let reused = RawPayment { id: b.clone(), ..payment(&a, &format!("ob{round}")) };
+        let first = RawPayment {
+            order_id: Some(format!("oa{round}")),
             // The gateway wrote it in another case.
-            nonce: first.nonce.as_ref().map(|n| n.to_uppercase().replacen("0X", "0x", 1)),
-            ..first.clone()
+            nonce: reused.nonce.as_ref().map(|n| n.to_uppercase().replacen("0X", "0x", 1)),
+            ..payment(&a, "")
         };
         db.gateway.insert_payment(&first).await.unwrap();
         db.gateway.insert_payment(&reused).await.unwrap();
