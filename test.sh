@@ -104,6 +104,11 @@ check_sqlx() {
     fi
 }
 
+step() {
+    printf '\n== %s\n' "$*"
+    "$@"
+}
+
 main() {
     local mode=${1:-all}
     [ $# -gt 0 ] && shift
@@ -111,8 +116,11 @@ main() {
     all)
         chain_tools
         postgres_start
-        check_sqlx
-        cargo test
+        step check_sqlx
+        step cargo clippy --all-targets -- -D warnings
+        step cargo test
+        step cargo run --quiet -- drill --store sqlite
+        step cargo run --quiet -- drill --store postgres --postgres "$RECONCILED_TEST_POSTGRES"
         ;;
     test)
         chain_tools
