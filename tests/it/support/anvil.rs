@@ -240,8 +240,9 @@ impl Anvil {
     }
 }
 
+/// A client for talking to nodes as a test, rather than as the daemon.
 #[allow(clippy::disallowed_methods, reason = "not the daemon's own client")]
-fn http_client() -> reqwest::Client {
+pub(crate) fn http_client() -> reqwest::Client {
     // Taken by whichever test comes first.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder().timeout(PATIENCE).no_proxy().build().unwrap()
