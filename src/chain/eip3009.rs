@@ -239,13 +239,15 @@ impl Endpoint {
         let is_used = |log: &TokenLog| log.topics[0] == AuthorizationUsed::SIGNATURE_HASH;
         let used: Vec<&TokenLog> =
             window.iter().map(|(_, log)| log).filter(|l| is_used(l)).collect();
-        let mut transfers: HashMap<(B256, u64, Address), TokenLog> = HashMap::new();
+        let mut transfers: HashMap<LogPlace, TokenLog> = HashMap::new();
         let mut read = Ok(());
         if let (Some(first), Some(last)) = (used.first(), used.last()) {
             let filter = transfer_filter(&used);
+            let wanted: HashSet<LogPlace> = used.iter().map(|log| place_behind(log)).collect();
             let take = |answer: Vec<TokenLog>| {
-                transfers
-                    .extend(answer.into_iter().map(|t| ((t.tx_hash, t.log_index, t.token), t)));
+                let placed = answer.into_iter().map(|log| (place(&log), log));
+                // A busy payer has many other transfers.
+                transfers.extend(placed.filter(|(place, _)| wanted.contains(place)));
                 true
             };
             read = self.scan_logs(&filter, first.block_number, last.block_number, take).await;
@@ -254,8 +256,10 @@ impl Endpoint {
             if !is_used(log) {
                 return Ok(ConsumptionKind::Canceled);
             }
-            let behind = transfers.get(&(log.tx_hash, log.log_index.wrapping_add(1), log.token));
-            match behind.filter(|transfer| transfer.block_hash == log.block_hash) {
+            match transfers
+                .get(&place_behind(log))
+                .filter(|transfer| transfer.block_hash == log.block_hash)
+            {
                 Some(transfer) => Ok(pair(log, transfer)),
                 None => read.clone().map(|()| ConsumptionKind::WithoutTransfer),
             }
@@ -315,6 +319,18 @@ fn canonical_block(
         Some(Err(failure)) => Err(failure.clone()),
         None => not_canonical(format!("block {number} was not read again")),
     }
+}
+
+/// Where a log stands: transaction, index within the block, and the contract that emitted it.
+type LogPlace = (B256, u64, Address);
+
+fn place(log: &TokenLog) -> LogPlace {
+    (log.tx_hash, log.log_index, log.token)
+}
+
+/// Where EIP-3009's `Transfer` must stand.
+fn place_behind(used: &TokenLog) -> LogPlace {
+    (used.tx_hash, used.log_index.saturating_add(1), used.token)
 }
 
 /// What the transfer directly behind an `AuthorizationUsed` makes of it. Another payer's, or one of

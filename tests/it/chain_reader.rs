@@ -60,6 +60,7 @@ macro_rules! suite {
                 a_head_that_is_no_longer_canonical_gives_no_evidence
                 a_finalized_block_above_the_head_is_a_bad_answer
                 states_from_another_block_are_a_bad_answer
+                states_are_read_at_the_hash_of_the_head_or_not_at_all
                 a_slow_down_is_rate_limited
                 a_failed_log_read_fails_only_the_used_payments
             }

@@ -206,6 +206,20 @@ pub(crate) async fn states_from_another_block_are_a_bad_answer<C: TestChain>() {
     }
 }
 
+pub(crate) async fn states_are_read_at_the_hash_of_the_head_or_not_at_all<C: TestChain>() {
+    let (chain, payments, _) = staged::<C>().await;
+    let pinned = json!({"blockHash": chain.head().await.hash, "requireCanonical": true});
+    let (evidence, reader) = read_through(&chain, &payments, move |call, answer| {
+        if call["method"] == "eth_call" && call["params"][1] != pinned {
+            refuse(answer, -32603, "not pinned to the head");
+        }
+    })
+    .await;
+    assert!(is_transferred(&evidence[0]));
+    assert_eq!(observed(&evidence[1]).nonce, NonceState::Unused);
+    assert_eq!(reader.calls.of("eth_call"), 1);
+}
+
 pub(crate) async fn a_slow_down_is_rate_limited<C: TestChain>() {
     let (chain, payments, _) = staged::<C>().await;
     let limited: Url =

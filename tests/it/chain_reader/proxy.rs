@@ -8,6 +8,8 @@ use axum::routing::post;
 use serde_json::{Value, json};
 use url::Url;
 
+use crate::support::anvil::http_client;
+
 /// Sees a call and its answer (with `result` or `error`), and may change the answer.
 type Change = dyn Fn(&Value, &mut Value) + Send + Sync;
 
@@ -22,9 +24,7 @@ pub(crate) async fn proxy(
     upstream: Url,
     change: impl Fn(&Value, &mut Value) + Send + Sync + 'static,
 ) -> Url {
-    #[allow(clippy::disallowed_methods, reason = "not the daemon's own client")]
-    let http = reqwest::Client::builder().no_proxy().build().unwrap();
-    let state = Arc::new(Upstream { url: upstream, http, change: Box::new(change) });
+    let state = Arc::new(Upstream { url: upstream, http: http_client(), change: Box::new(change) });
     let router = Router::new().route("/", post(forward)).with_state(state);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());

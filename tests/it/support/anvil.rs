@@ -240,6 +240,7 @@ impl Anvil {
     }
 }
 
+/// A client for talking to nodes as a test, rather than as the daemon.
 #[allow(clippy::disallowed_methods, reason = "not the daemon's own client")]
 pub(crate) fn http_client() -> reqwest::Client {
     // Taken by whichever test comes first.
