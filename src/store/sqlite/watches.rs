@@ -15,7 +15,8 @@ use crate::store::{Discovered, Followed, Lease, StoreError};
 /// Payments to follow that have no open watch, and whether they have a closed one.
 ///
 /// A time that is not a number counts as long ago: such a row is flagged, not overlooked (I11). A settled
-/// payment is followed again when its order became one that owes the money back.
+/// payment is followed again when its order became one that owes the money back. `CROSS JOIN` and the plus
+/// keep SQLite from reading every settled payment instead of the few undelivered orders.
 const CANDIDATES: &str = "
     WITH candidates AS (
         SELECT id, created_at FROM payments WHERE status IN ('unknown', 'settle_failed')
@@ -26,8 +27,8 @@ const CANDIDATES: &str = "
         UNION ALL
         SELECT id, created_at FROM (
             SELECT p.id, p.created_at
-            FROM orders o JOIN payments p ON p.order_id = o.id
-            WHERE o.status = 'undelivered' AND p.status = 'settled'
+            FROM orders o CROSS JOIN payments p ON p.order_id = o.id
+            WHERE o.status = 'undelivered' AND +p.status = 'settled'
             UNION
             SELECT p.id, p.created_at
             FROM (SELECT id, order_id, status, created_at FROM payments
@@ -157,7 +158,7 @@ const LEASE_PAGE: &str = "
     UPDATE reconciled_watches SET lease_token = ?1, lease_expires_at = ?2
     WHERE payment_id IN (
         SELECT payment_id FROM reconciled_watches
-        WHERE phase <> 'closed' AND (?5 IS NULL OR payment_id > ?5)
+        WHERE phase <> 'closed' AND payment_id > ?5
           AND (lease_token IS NULL OR lease_expires_at <= ?3 OR lease_token = ?1)
         ORDER BY payment_id
         LIMIT ?4)
@@ -192,7 +193,9 @@ pub(super) async fn lease_page(
     after: Option<&PaymentId>,
     limit: u32,
 ) -> Result<Vec<Followed>, StoreError> {
-    let query = leasing(LEASE_PAGE, lease, limit).bind(after.map(|id| id.as_str().to_owned()));
+    // The empty id comes before every other.
+    let after = after.map(PaymentId::as_str).unwrap_or_default().to_owned();
+    let query = leasing(LEASE_PAGE, lease, limit).bind(after);
     let mut watches = take(store, query).await?;
     watches.sort_by(|a, b| a.payment_id.cmp(&b.payment_id));
     followed(store, watches).await
@@ -279,7 +282,7 @@ pub(super) async fn release(store: &SqliteStore, lease: &Lease) -> Result<usize,
     let mut tx = store.begin(OPERATION).await?;
     let result = sqlx::query(
         "UPDATE reconciled_watches SET lease_token = NULL, lease_expires_at = NULL
-         WHERE lease_token = ?",
+         WHERE phase <> 'closed' AND lease_token = ?",
     )
     .bind(lease.token.to_string())
     .execute(&mut *tx)
