@@ -140,8 +140,9 @@ CREATE TABLE reconciled.schedules (
 );
 CREATE INDEX schedules_newest ON reconciled.schedules (rail, chain_id, id);
 
--- Every transfer seen into a pay_to. A row without a payment is unmatched; an orphaned one vanished in
--- a reorg.
+-- Every transfer seen into a pay_to; a row without a payment is unmatched. What a reorg took away keeps
+-- its row; when the transaction comes back in another block, its log is another one: there its indexes
+-- may differ.
 CREATE TABLE reconciled.transfers (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     chain_id bigint NOT NULL,
@@ -160,7 +161,8 @@ CREATE TABLE reconciled.transfers (
     orphaned_at timestamptz
 );
 -- I4: one log is one payment's.
-CREATE UNIQUE INDEX transfers_log ON reconciled.transfers (chain_id, tx_hash, log_index)
+CREATE UNIQUE INDEX transfers_log
+    ON reconciled.transfers (chain_id, block_hash, tx_hash, log_index)
     WHERE orphaned_at IS NULL;
 -- I4: a payment has one transfer.
 CREATE UNIQUE INDEX transfers_payment ON reconciled.transfers (payment_id)

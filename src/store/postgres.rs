@@ -13,6 +13,7 @@ use sqlx::migrate::Migrator;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions as _, Connection as _, PgPool, Postgres, Transaction};
 
+use super::settled_page::SettledPage;
 use super::{
     Applied, Discovered, Figures, Followed, Lease, OptionalTables, Store, StoreError, Story,
 };
@@ -21,6 +22,7 @@ use crate::domain::{Judged, PaymentId, Policy, Timestamp};
 mod apply;
 mod locked;
 mod read;
+mod record;
 mod rows;
 mod schema;
 mod watches;
@@ -48,7 +50,7 @@ pub struct PostgresStore {
     pool: PgPool,
     /// As the schema was last verified.
     optional: Mutex<Option<OptionalTables>>,
-    settled_page: watches::SettledPage,
+    settled_page: SettledPage,
 }
 
 impl PostgresStore {
@@ -65,7 +67,7 @@ impl PostgresStore {
             .max_connections(connections_max)
             .acquire_timeout(ACQUIRE_TIMEOUT)
             .connect_lazy_with(options);
-        Ok(Self { pool, optional: Mutex::default(), settled_page: watches::SettledPage::default() })
+        Ok(Self { pool, optional: Mutex::default(), settled_page: SettledPage::default() })
     }
 
     /// The gateway's optional tables; verifies the schema if nobody did.

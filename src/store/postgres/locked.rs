@@ -58,8 +58,8 @@ pub(super) async fn read_ledger(
         lock_identifiers(connection, &mut ledger, &ids).await?;
     }
     read_claimants(connection, &mut ledger, &ids).await?;
-    read_transfers(connection, &mut ledger, batch, &ids).await?;
-    lock_refunds(connection, &mut ledger, &ids).await?;
+    read_transfers(connection, &mut ledger, batch).await?;
+    lock_refunds(connection, &mut ledger).await?;
     Ok(ledger)
 }
 
@@ -225,12 +225,12 @@ async fn read_claimants(
     Ok(())
 }
 
-/// Live transfers recorded for the payments, or with the logs the verdicts speak of.
+/// Live transfers recorded for these payments and for those that claim the same authorizations, or
+/// with the logs that the verdicts speak of.
 async fn read_transfers(
     connection: &mut PgConnection,
     ledger: &mut Ledger,
     batch: &[Judged],
-    ids: &[String],
 ) -> Result<(), ApplyError> {
     let logs: Vec<&Transfer> = batch
         .iter()
@@ -240,6 +240,7 @@ async fn read_transfers(
         })
         .collect();
     let chains: Vec<i64> = logs.iter().map(|t| column_number(t.chain_id.get())).collect();
+    let blocks: Vec<String> = logs.iter().map(|t| hex(&t.block.hash)).collect();
     let transactions: Vec<String> = logs.iter().map(|t| hex(&t.tx_hash)).collect();
     let indexes: Vec<i64> = logs.iter().map(|t| column_number(t.log_index)).collect();
     let rows = sqlx::query_as!(
@@ -254,13 +255,15 @@ async fn read_transfers(
             UNION
            SELECT t.payment_id, t.chain_id, t.token, t.payer, t.pay_to, t.amount::text,
                   t.block_number, t.block_hash, extract(epoch FROM t.block_time)::bigint, t.tx_hash, t.log_index, t.finality
-             FROM unnest($2::bigint[], $3::text[], $4::bigint[])
-                      AS l (chain_id, tx_hash, log_index)
+             FROM unnest($2::bigint[], $3::text[], $4::text[], $5::bigint[])
+                      AS l (chain_id, block_hash, tx_hash, log_index)
              JOIN reconciled.transfers t
-               ON t.chain_id = l.chain_id AND t.tx_hash = l.tx_hash AND t.log_index = l.log_index
+               ON t.chain_id = l.chain_id AND t.block_hash = l.block_hash
+                  AND t.tx_hash = l.tx_hash AND t.log_index = l.log_index
             WHERE t.orphaned_at IS NULL AND t.payment_id IS NOT NULL"#,
-        ids,
+        &texts(ledger.payments.keys()),
         &chains,
+        &blocks,
         &transactions,
         &indexes,
     )
@@ -272,18 +275,19 @@ async fn read_transfers(
     Ok(())
 }
 
-/// Locked, because a batch that pays refunds may be claiming one right now.
+/// The refund records of these payments and of their orders' other payments: locked, because a batch
+/// that pays refunds may be claiming one right now.
 async fn lock_refunds(
     connection: &mut PgConnection,
     ledger: &mut Ledger,
-    ids: &[String],
 ) -> Result<(), ApplyError> {
+    let ids: BTreeSet<&PaymentId> = ledger.payments.keys().chain(ledger.siblings.keys()).collect();
     let rows = sqlx::query!(
         "SELECT payment_id, status FROM reconciled.refunds_owed
           WHERE payment_id = ANY($1::text[])
           ORDER BY payment_id
             FOR UPDATE",
-        ids,
+        &texts(ids),
     )
     .fetch_all(connection)
     .await?;

@@ -1,33 +1,17 @@
 //! Watches: opening them, leasing them, and writing down checks that change nothing else.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sqlx::types::time::OffsetDateTime;
 use sqlx::{PgConnection, PgPool};
 
 use super::finish;
+use super::record::{CheckColumns, insert_checks};
 use super::rows::{WatchRow, datetime, parse_payment, select_payments, texts};
-use super::write::{CheckColumns, insert_checks};
 use crate::domain::{Judged, PaymentId, RawPayment, Timestamp, Watch};
 use crate::store::row::one_line;
+use crate::store::settled_page::{SETTLED_PAGE_MAX, SettledPage};
 use crate::store::{Discovered, Followed, Lease, StoreError};
-
-/// How many payments one discovery looks through for one that was settled though another payment pays
-/// its order. No index finds those, so each discovery reads on where the last one ended, and all
-/// payments come by in turn; whatever the size of the table, a discovery reads this much of it.
-const SETTLED_PAGE_MAX: i64 = 2_000;
-
-/// Where the next discovery reads on; the empty id comes before every other.
-#[derive(Debug, Default)]
-pub(super) struct SettledPage(Mutex<String>);
-
-impl SettledPage {
-    fn position(&self) -> MutexGuard<'_, String> {
-        // A position is whole whoever wrote it.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// Opens watches: see [`crate::store::Store::discover`].
 pub(super) async fn discover(
@@ -37,7 +21,7 @@ pub(super) async fn discover(
     stale_before: Timestamp,
     limit: u32,
 ) -> Result<Discovered, StoreError> {
-    let after = page.position().clone();
+    let after = page.after();
     let found = sqlx::query!(
         // `unwatched` has no limit of its own: with one, every open payment is looked up by itself,
         // instead of both sides being read once in order.
@@ -69,10 +53,6 @@ pub(super) async fn discover(
                        WHERE w.payment_id = s.id AND w.phase <> 'closed')
                   AND NOT EXISTS (
                       SELECT FROM reconciled.refunds_owed r WHERE r.payment_id = s.id)
-                  -- Found to have no money of its own: nothing to owe.
-                  AND NOT EXISTS (
-                      SELECT FROM reconciled.flags f
-                       WHERE f.kind = 'authorization_reused' AND f.payment_id = s.id)
                 ORDER BY created_at NULLS FIRST, id
                 LIMIT $3
            ), written AS (
@@ -101,7 +81,7 @@ pub(super) async fn discover(
     .map_err(|source| StoreError::from_sqlx("to open watches", source))?;
     // A full answer may have cut the page off: then the same page comes again.
     if found.found < i64::from(limit) {
-        *page.position() = found.last.unwrap_or_default();
+        page.move_on(found.last);
     }
     let count = |n: i64| usize::try_from(n).unwrap_or(usize::MAX);
     Ok(Discovered { opened: count(found.opened), reopened: count(found.reopened) })
