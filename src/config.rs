@@ -316,6 +316,8 @@ const SECTIONS: [&str; 8] =
 const ENV_PREFIX: &str = "RECONCILED_";
 /// Blocks between the deadline and the check that may fail a payment, so that the head is past it.
 const DEADLINE_MARGIN_BLOCKS: u32 = 10;
+/// The most values in one position of a log filter: go-ethereum's own limit.
+const BATCH_MAX: usize = 1_000;
 /// The least time between two looks for finality.
 const FINALITY_RETRY: Duration = Duration::from_secs(60);
 
@@ -479,6 +481,10 @@ impl ChainSection {
             if value == 0 {
                 return Err(bad(format!("{key}.{name}"), "must be at least 1"));
             }
+        }
+        if self.batch_max > BATCH_MAX {
+            let problem = format!("must be at most {BATCH_MAX}, which is what nodes take in a filter");
+            return Err(bad(format!("{key}.batch_max"), problem));
         }
         for (name, span) in
             [("head_age_max", self.head_age_max), ("request_timeout", self.request_timeout)]

@@ -72,6 +72,7 @@ fn bad_values_are_refused_with_their_key() {
         ("chain_id = 8453", "chain_id = 0", "chain_id"),
         ("chain_id = 8453", "chain_id = 8453\npaid_after = \"soon\"", "paid_after"),
         ("chain_id = 8453", "chain_id = 8453\nbatch_max = 0", "batch_max"),
+        ("chain_id = 8453", "chain_id = 8453\nbatch_max = 1001", "batch_max"),
         ("https://", "ftp://", "url"),
         ("url = \"sqlite:", "url = \"mysql:", "database.url"),
         ("[[chains]]", "[policy]\nquorum = 2\n[[chains]]", "endpoints"),

@@ -107,6 +107,12 @@ impl Decision<'_> {
         }
     }
 
+    /// An event each time a transfer comes or goes: a reorg can take a block away and bring the same one
+    /// back, so the block alone does not tell one time from another.
+    fn transfer_event(&self, kind: EventKind, settlement: &Settlement) -> Event {
+        self.event(kind, &format!("{}:{}", block_key(settlement), self.now.as_millis()))
+    }
+
     fn after_settled(&self, settlement: &Settlement) -> WatchChange {
         let next = match settlement.finality {
             Finality::Final => NextCheck { phase: Phase::Closed, at: None },
@@ -235,13 +241,20 @@ impl Decision<'_> {
             _ => Outcome::Paid,
         };
         let payment = &self.situation.payment.id;
+        let recorded = self.situation.recorded.map(|r| &r.settlement.transfer);
+        let is_recorded = recorded.is_some_and(|r| r.is_same_log(&settlement.transfer));
         debug_assert!(order.status != OrderStatus::Paid, "I3: an order is paid once");
         Resolution {
             outcome,
             order: Some(OrderChange { status: OrderStatus::Paid, paid_by: Some(payment.clone()) }),
             stock,
             identifiers: Some(IdentifierStatus::Settled),
-            events: vec![self.event(EventKind::OrderPaid, &block_key(settlement))],
+            // Writing an ending again over a careless gateway tells nobody anything new.
+            events: if is_recorded {
+                Vec::new()
+            } else {
+                vec![self.transfer_event(EventKind::OrderPaid, settlement)]
+            },
             ..resolution
         }
     }
@@ -270,7 +283,7 @@ impl Decision<'_> {
                 detected_at: self.now,
             }),
             identifiers: Some(identifiers),
-            events: vec![self.event(EventKind::RefundOwed, &block_key(settlement))],
+            events: vec![self.transfer_event(EventKind::RefundOwed, settlement)],
             ..resolution
         }
     }
@@ -496,7 +509,7 @@ impl Decision<'_> {
             return resolution;
         }
         resolution.identifiers = Some(IdentifierStatus::InFlight);
-        resolution.events.push(self.event(EventKind::OrderReopened, &block_key(lost)));
+        resolution.events.push(self.transfer_event(EventKind::OrderReopened, lost));
         resolution.order = Some(OrderChange { status: OrderStatus::Paying, paid_by: None });
         resolution.stock = StockChange::Hold;
         if order.delivered_at.is_some() {
