@@ -15,6 +15,8 @@ CREATE TABLE reconciled_watches (
     lease_expires_at INTEGER
 );
 CREATE INDEX reconciled_watches_due ON reconciled_watches (next_check_at) WHERE phase <> 'closed';
+-- The pages of a full reconcile, however many watches are closed.
+CREATE INDEX reconciled_watches_open ON reconciled_watches (payment_id) WHERE phase <> 'closed';
 
 -- Append-only (I12).
 CREATE TABLE reconciled_resolutions (

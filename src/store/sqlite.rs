@@ -25,6 +25,7 @@ mod load;
 mod read;
 mod schema;
 mod watches;
+mod write;
 
 /// How long a statement waits for another writer before the database counts as unreachable.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);

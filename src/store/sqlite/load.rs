@@ -269,9 +269,14 @@ async fn transfers(
         "SELECT payment_id, chain_id, token, payer, pay_to, amount, block_number, block_hash,
             block_time, tx_hash, log_index, finality
          FROM reconciled_transfers
-         WHERE orphaned_at IS NULL AND payment_id IS NOT NULL
-           AND (payment_id IN (SELECT value FROM json_each(?1))
-                OR tx_hash IN (SELECT value FROM json_each(?2)))
+         WHERE id IN (
+            SELECT id FROM reconciled_transfers
+            WHERE orphaned_at IS NULL AND payment_id IS NOT NULL
+              AND payment_id IN (SELECT value FROM json_each(?1))
+            UNION
+            SELECT id FROM reconciled_transfers
+            WHERE orphaned_at IS NULL AND payment_id IS NOT NULL
+              AND tx_hash IN (SELECT value FROM json_each(?2)))
          ORDER BY id",
     )
     .bind(ids)

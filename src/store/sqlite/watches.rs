@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
-use sqlx::sqlite::SqliteRow;
-use sqlx::{Row, SqliteConnection, SqlitePool};
+use sqlx::query::Query;
+use sqlx::sqlite::{SqliteArguments, SqliteRow};
+use sqlx::{Row, Sqlite, SqliteConnection, SqlitePool};
 
 use super::{SqliteStore, exactly_one, failed, finish, id_list, load};
 use crate::domain::{Judged, PaymentId, Phase, Timestamp, Verdict, Watch};
@@ -14,7 +15,8 @@ use crate::store::{Discovered, Followed, Lease, StoreError};
 /// Payments to follow that have no open watch, and whether they have a closed one.
 ///
 /// A time that is not a number counts as long ago: such a row is flagged, not overlooked (I11). A settled
-/// payment is followed again when its order became one that owes the money back.
+/// payment is followed again when its order became one that owes the money back. `CROSS JOIN` and the plus
+/// keep SQLite from reading every settled payment instead of the few undelivered orders.
 const CANDIDATES: &str = "
     WITH candidates AS (
         SELECT id, created_at FROM payments WHERE status IN ('unknown', 'settle_failed')
@@ -25,8 +27,8 @@ const CANDIDATES: &str = "
         UNION ALL
         SELECT id, created_at FROM (
             SELECT p.id, p.created_at
-            FROM orders o JOIN payments p ON p.order_id = o.id
-            WHERE o.status = 'undelivered' AND p.status = 'settled'
+            FROM orders o CROSS JOIN payments p ON p.order_id = o.id
+            WHERE o.status = 'undelivered' AND +p.status = 'settled'
             UNION
             SELECT p.id, p.created_at
             FROM (SELECT id, order_id, status, created_at FROM payments
@@ -156,7 +158,7 @@ const LEASE_PAGE: &str = "
     UPDATE reconciled_watches SET lease_token = ?1, lease_expires_at = ?2
     WHERE payment_id IN (
         SELECT payment_id FROM reconciled_watches
-        WHERE phase <> 'closed' AND (?5 IS NULL OR payment_id > ?5)
+        WHERE phase <> 'closed' AND payment_id > ?5
           AND (lease_token IS NULL OR lease_expires_at <= ?3 OR lease_token = ?1)
         ORDER BY payment_id
         LIMIT ?4)
@@ -180,7 +182,7 @@ pub(super) async fn lease_due(
     if !due {
         return Ok(Vec::new());
     }
-    let mut watches = lease_with(store, LEASE_DUE, lease, None, limit).await?;
+    let mut watches = take(store, leasing(LEASE_DUE, lease, limit)).await?;
     watches.sort_by(|a, b| (a.next_check_at, &a.payment_id).cmp(&(b.next_check_at, &b.payment_id)));
     followed(store, watches).await
 }
@@ -191,28 +193,27 @@ pub(super) async fn lease_page(
     after: Option<&PaymentId>,
     limit: u32,
 ) -> Result<Vec<Followed>, StoreError> {
-    let mut watches = lease_with(store, LEASE_PAGE, lease, after, limit).await?;
+    // The empty id comes before every other.
+    let after = after.map(PaymentId::as_str).unwrap_or_default().to_owned();
+    let query = leasing(LEASE_PAGE, lease, limit).bind(after);
+    let mut watches = take(store, query).await?;
     watches.sort_by(|a, b| a.payment_id.cmp(&b.payment_id));
     followed(store, watches).await
 }
 
-async fn lease_with(
-    store: &SqliteStore,
-    statement: &'static str,
-    lease: &Lease,
-    after: Option<&PaymentId>,
-    limit: u32,
-) -> Result<Vec<Watch>, StoreError> {
-    const OPERATION: &str = "to lease watches";
-    let mut tx = store.begin(OPERATION).await?;
-    let mut query = sqlx::query(statement)
+type Leasing = Query<'static, Sqlite, SqliteArguments>;
+
+fn leasing(statement: &'static str, lease: &Lease, limit: u32) -> Leasing {
+    sqlx::query(statement)
         .bind(lease.token.to_string())
         .bind(lease.expires_at.as_millis())
         .bind(lease.now.as_millis())
-        .bind(limit);
-    if statement == LEASE_PAGE {
-        query = query.bind(after.map(PaymentId::as_str));
-    }
+        .bind(limit)
+}
+
+async fn take(store: &SqliteStore, query: Leasing) -> Result<Vec<Watch>, StoreError> {
+    const OPERATION: &str = "to lease watches";
+    let mut tx = store.begin(OPERATION).await?;
     let result = query.fetch_all(&mut *tx).await.map_err(failed(OPERATION));
     let rows = finish(tx, OPERATION, result).await?;
     rows.iter().map(watch).collect()
@@ -281,7 +282,7 @@ pub(super) async fn release(store: &SqliteStore, lease: &Lease) -> Result<usize,
     let mut tx = store.begin(OPERATION).await?;
     let result = sqlx::query(
         "UPDATE reconciled_watches SET lease_token = NULL, lease_expires_at = NULL
-         WHERE lease_token = ?",
+         WHERE phase <> 'closed' AND lease_token = ?",
     )
     .bind(lease.token.to_string())
     .execute(&mut *tx)

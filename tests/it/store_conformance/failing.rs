@@ -3,6 +3,7 @@
 use reconciled::domain::{
     Inconclusive, Outcome, Phase, Policy, RefundReason, Unsettleable, Verdict,
 };
+use reconciled::sim::gateway::OrderUpdate;
 
 use super::harness::{
     T0, TestDb, at, expired, hours, inconclusive, judged, outcome, payment, pending, resolved,
@@ -16,6 +17,7 @@ for_each_backend!(
     at_the_deadline_a_negative_fails_the_order_and_frees_its_stock,
     a_payment_that_could_still_land_is_watched_on_and_owed_back_when_it_does,
     an_order_lives_as_long_as_one_of_its_payments_may_pay_it,
+    a_payment_whose_money_is_owed_back_keeps_no_order_alive,
     the_last_of_several_payments_fails_the_order,
     an_authorization_used_for_other_money_is_flagged_before_the_deadline,
     a_quorum_that_is_not_met_fails_nothing,
@@ -134,6 +136,19 @@ async fn an_order_lives_as_long_as_one_of_its_payments_may_pay_it(db: &TestDb) {
         assert_eq!(db.order_status(&order).await.0, "paying", "sibling is {sibling}");
     }
     assert!(db.events().await.is_empty());
+}
+
+/// The gateway took another payment for an order it had called off before.
+async fn a_payment_whose_money_is_owed_back_keeps_no_order_alive(db: &TestDb) {
+    db.order_with_status("o", "canceled").await;
+    db.payment("first", "o").await;
+    assert_eq!(db.apply("first", settled("first")).await.refund, Some(RefundReason::Late));
+    let again = OrderUpdate { status: Some("paying".to_owned()), ..OrderUpdate::default() };
+    db.gateway.update_order("o", &again).await.unwrap();
+    db.payment("second", "o").await;
+    let batch = vec![judged("second", expired(hours(24)))];
+    db.apply_at(at(hours(24)), &Policy::default(), batch).await;
+    assert_eq!(db.order_status("o").await, ("failed".to_owned(), None));
 }
 
 /// Both in one batch: the second one sees what the first one did.

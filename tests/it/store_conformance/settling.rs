@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use reconciled::domain::{
     Finality, FlagKind, LatePolicy, Outcome, PaymentId, Phase, Policy, RawPayment, RefundReason,
-    refund_nonce,
+    Settlement, Transfer, Verdict, refund_nonce,
 };
 use reconciled::sim::gateway::{NewOrder, OrderUpdate};
 
@@ -25,6 +25,7 @@ for_each_backend!(
     money_for_work_that_failed_is_owed_back,
     one_authorization_pays_one_order,
     the_payment_created_first_has_the_transfer_they_both_claim,
+    a_transfer_that_a_reorg_moved_still_is_whose_it_was,
     of_two_payments_in_one_batch_the_first_on_chain_pays,
     money_for_an_order_that_cannot_be_read_is_flagged,
     money_for_an_order_paid_by_nobody_knows_whom_is_flagged,
@@ -246,6 +247,26 @@ async fn the_payment_created_first_has_the_transfer_they_both_claim(db: &TestDb)
     assert_eq!(db.apply("z earlier", settled("p")).await.outcome, Outcome::Paid);
     assert_eq!(db.order_status("o").await, ("paid".to_owned(), Some("z earlier".to_owned())));
     assert_eq!(db.order_status("q").await.0, "failed");
+}
+
+/// I4: one authorization pays one order also while its transfer is on the move, and only the rival is
+/// looked at.
+async fn a_transfer_that_a_reorg_moved_still_is_whose_it_was(db: &TestDb) {
+    db.paying_order("o", "first").await;
+    db.apply("first", tentative("first")).await;
+    db.order("q").await;
+    let rival = RawPayment {
+        id: "rival".to_owned(),
+        created_at: Some((T0.as_millis() - 5_000).to_string()),
+        ..payment("first", "q")
+    };
+    db.gateway.insert_payment(&rival).await.unwrap();
+    let moved = Transfer { tx_hash: tx_hash("another try"), ..transfer("first", 101, 2) };
+    let verdict = Verdict::Settled(Settlement { transfer: moved, finality: Finality::Tentative });
+    assert_eq!(db.apply("rival", verdict.clone()).await.outcome, Outcome::AuthorizationReused);
+    assert_eq!(db.order_status("q").await.0, "failed");
+    assert_eq!(db.apply("first", verdict).await.outcome, Outcome::Confirmed);
+    assert_eq!(db.order_status("o").await, ("paid".to_owned(), Some("first".to_owned())));
 }
 
 /// I3: the batch's order does not matter, the chain's does.
