@@ -4,6 +4,7 @@
 #     ./test.sh                  everything
 #     ./test.sh test ARGS…       only `cargo test ARGS…`
 #     ./test.sh prepare          writes .sqlx anew
+#     ./test.sh check-sqlx       whether .sqlx is what `prepare` would write
 #     ./test.sh run COMMAND…     any command, with the servers running
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -131,13 +132,17 @@ main() {
         postgres_start
         scripts/sqlx-prepare.sh
         ;;
+    check-sqlx)
+        postgres_start
+        check_sqlx
+        ;;
     run)
         chain_tools
         postgres_start
         "$@"
         ;;
     *)
-        echo "usage: ./test.sh [all | test ARGS… | prepare | run COMMAND…]" >&2
+        echo "usage: ./test.sh [all | test ARGS… | prepare | check-sqlx | run COMMAND…]" >&2
         exit 2
         ;;
     esac

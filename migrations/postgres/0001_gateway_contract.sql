@@ -81,6 +81,10 @@ END
 $$;
 
 -- The daemon's ways into these tables. A view takes no index: there, the tables behind it need them.
+-- Building one holds back the gateway's writes meanwhile; where a table is large, build them beforehand,
+-- under the same names, with CREATE INDEX CONCURRENTLY.
+SET LOCAL statement_timeout = 0;
+
 DO $$
 DECLARE
     wanted text[];

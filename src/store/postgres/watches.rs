@@ -129,8 +129,9 @@ pub(super) async fn lease_page(
     after: Option<&PaymentId>,
     limit: u32,
 ) -> Result<Vec<Followed>, StoreError> {
-    // The order of ids is the database's own, whatever its collation: the page is numbered there.
-    let rows = sqlx::query!(
+    // The order of ids is the database's own, whatever its collation: pages are sorted there.
+    let rows = sqlx::query_as!(
+        WatchRow,
         r#"WITH page AS MATERIALIZED (
                SELECT payment_id
                  FROM reconciled.watches
@@ -161,19 +162,6 @@ pub(super) async fn lease_page(
     .fetch_all(pool)
     .await
     .map_err(|source| StoreError::from_sqlx("to lease a page of watches", source))?;
-    let rows = rows
-        .into_iter()
-        .map(|row| WatchRow {
-            payment_id: row.payment_id,
-            phase: row.phase,
-            opened_at: row.opened_at,
-            next_check_at: row.next_check_at,
-            checks_done: row.checks_done,
-            consecutive_inconclusive: row.consecutive_inconclusive,
-            schedule_id: row.schedule_id,
-            last_verdict: row.last_verdict,
-        })
-        .collect();
     with_payments(pool, rows).await
 }
 

@@ -591,6 +591,27 @@ async fn migrating_twice_is_as_good_as_once() {
     assert_eq!(tables, ["reconciled.migrations"]);
 }
 
+/// The gateway's tables are those on the search path, and the URL may say what that is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_search_path_says_where_the_gateways_tables_are() {
+    let database = TestDatabase::empty().await;
+    let mut connection = database.connection().await;
+    sqlx::raw_sql("CREATE SCHEMA shop; CREATE TABLE orders (nothing int)")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    let url = format!("{}?options[search_path]=shop", database.url());
+    let store = connect(&DatabaseUrl::parse(&url).unwrap(), 2).await.unwrap();
+    store.migrate().await.unwrap();
+    store.verify_schema().await.unwrap();
+    let schemas: Vec<String> =
+        sqlx::query_scalar("SELECT schemaname FROM pg_tables WHERE tablename = 'payments'")
+            .fetch_all(&mut connection)
+            .await
+            .unwrap();
+    assert_eq!(schemas, ["shop"]);
+}
+
 /// Every connection carries the server's own limits: no statement or lock waits for ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_that_never_lets_go_of_a_row_costs_one_payment_and_not_the_rest() {
