@@ -41,6 +41,13 @@ pub enum StoreError {
     },
 }
 
+/// SQLSTATEs of a PostgreSQL that will answer again by itself: too many connections, shutting down,
+/// crashed, starting up.
+const PASSING: [&str; 4] = ["53300", "57P01", "57P02", "57P03"];
+
+/// The SQLSTATE class of connections that failed.
+const CONNECTION_CLASS: &str = "08";
+
 impl StoreError {
     /// Sorts a driver's error by what a caller should do about it.
     pub fn from_sqlx(operation: &'static str, source: sqlx::Error) -> Self {
@@ -50,7 +57,17 @@ impl StoreError {
             | sqlx::Error::PoolTimedOut
             | sqlx::Error::PoolClosed
             | sqlx::Error::WorkerCrashed => Self::Unreachable(source),
+            sqlx::Error::Database(ref error)
+                if error.code().is_some_and(|code| is_passing(&code)) =>
+            {
+                Self::Unreachable(source)
+            }
             _ => Self::Refused { operation, source },
         }
     }
+}
+
+fn is_passing(code: &str) -> bool {
+    // SQLite's codes are shorter.
+    code.len() == 5 && (PASSING.contains(&code) || code.starts_with(CONNECTION_CLASS))
 }
