@@ -206,6 +206,8 @@ impl Metrics {
         for outcome in Outcome::ALL {
             metrics.resolutions.with_label_values(&[outcome.code()]);
         }
+        // Not a task of the driver's: see `Checker::read`.
+        metrics.task_panics.with_label_values(&["chain_read"]);
         for cause in ["lease_lost", "refused"] {
             metrics.apply_failures.with_label_values(&[cause]);
         }

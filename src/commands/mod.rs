@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use crate::config::{Config, ConfigError};
-use crate::store::{Store, connect};
+use crate::store::{Store, StoreError, connect};
 
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,9 @@ impl From<Ending> for ExitCode {
 
 /// The exit code for usage and configuration errors; 1 for everything else.
 pub fn exit_code_of(error: &anyhow::Error) -> ExitCode {
-    if error.downcast_ref::<ConfigError>().is_some() {
+    // A database URL is parsed by the driver, when it connects.
+    let is_url = matches!(error.downcast_ref::<StoreError>(), Some(StoreError::Url(_)));
+    if is_url || error.downcast_ref::<ConfigError>().is_some() {
         return ExitCode::from(2);
     }
     ExitCode::from(1)

@@ -36,11 +36,14 @@ const CONNECT_RETRY: Duration = Duration::from_secs(2);
 /// Runs until SIGTERM or SIGINT.
 pub async fn run(args: &ConfigArgs) -> anyhow::Result<Ending> {
     let config = Config::load(&args.config)?;
-    init_logging(config.log.format, &config.log.filter)?;
+    init_logging(config.log.format, &config.log.filter)
+        .map_err(|error| ConfigError::Shape(error.to_string()))?;
     config.validate_limits()?;
     let url = config.database_url()?;
     let policy = config.policy()?;
     let chains = config.chains(|name| std::env::var(name).ok())?;
+    let tick = Arc::new(Notify::new());
+    let ticks = ticking(&config.reconcile.cron, Arc::clone(&tick))?;
     let metrics = Metrics::new()?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let grace = config.shutdown.grace.0;
@@ -85,7 +88,10 @@ pub async fn run(args: &ConfigArgs) -> anyhow::Result<Ending> {
         CheckerSettings { lease_ttl: config.checks.lease_ttl.0 },
     ));
     let mut driver = Driver::new(Arc::clone(&clock), metrics.clone(), stop.clone());
-    let mut ticker = start_tasks(&config, &checker, &mut driver).await?;
+    start_tasks(&config, &checker, &mut driver, tick);
+    let mut ticker = JobScheduler::new().await?;
+    ticker.add(ticks).await?;
+    ticker.start().await?;
     pages.set_working(store, driver.states());
     tracing::info!("running");
 
@@ -156,12 +162,8 @@ pub fn watch_chain(
     Ok((id, WatchedChain { chain, schedule, timing, policy }))
 }
 
-/// Starts every task, and the ticker that wakes the full reconcile.
-async fn start_tasks(
-    config: &Config,
-    checker: &Arc<Checker>,
-    driver: &mut Driver,
-) -> anyhow::Result<JobScheduler> {
+/// Starts every task; `tick` wakes the full reconcile.
+fn start_tasks(config: &Config, checker: &Arc<Checker>, driver: &mut Driver, tick: Arc<Notify>) {
     let due = Arc::new(Notify::new());
     let every = config.discovery.every.0;
     let discovery = Discovery {
@@ -179,18 +181,16 @@ async fn start_tasks(
         clock: Arc::clone(checker.clock()),
         keep_for: config.checks.keep_for.0,
     };
-    let tick = Arc::new(Notify::new());
-    let ticker = start_ticker(&config.reconcile.cron, Arc::clone(&tick)).await?;
     driver.start(Arc::new(discovery), every, Arc::new(Notify::new()));
     driver.start(Arc::new(targeted), every, due);
     driver.start(Arc::new(reconcile), TICKED, tick);
     driver.start(Arc::new(maintenance), MAINTENANCE_EVERY, Arc::new(Notify::new()));
-    Ok(ticker)
 }
 
-/// Signals `tick` on a cron schedule, in UTC. The scheduler guards against nothing, so it only signals.
-async fn start_ticker(cron: &str, tick: Arc<Notify>) -> anyhow::Result<JobScheduler> {
-    let job = Job::new_async(cron, move |_, _| {
+/// A job that signals `tick` on a cron schedule, in UTC. The scheduler guards against nothing, so it
+/// only signals.
+fn ticking(cron: &str, tick: Arc<Notify>) -> Result<Job, ConfigError> {
+    Job::new_async(cron, move |_, _| {
         let tick = Arc::clone(&tick);
         Box::pin(async move { tick.notify_one() })
     })
@@ -199,9 +199,5 @@ async fn start_ticker(cron: &str, tick: Arc<Notify>) -> anyhow::Result<JobSchedu
         problem: format!(
             "{cron:?} is not a cron expression with seconds, such as \"0 */10 * * * *\": {e}"
         ),
-    })?;
-    let scheduler = JobScheduler::new().await?;
-    scheduler.add(job).await?;
-    scheduler.start().await?;
-    Ok(scheduler)
+    })
 }

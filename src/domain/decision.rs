@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{
     BlockRef, Consumption, DueTimes, Event, EventKind, Finality, FlagKind, IdentifierStatus,
-    Inconclusive, Judged, LatePolicy, NextCheck, Order, OrderChange, OrderStatus, Outcome,
+    Inconclusive, Judged, LatePolicy, NextCheck, Order, OrderChange, OrderStatus, Outcome, Payment,
     PaymentId, PaymentStatus, Phase, Policy, RefundChange, RefundOwed, RefundReason, RefundStatus,
     Reservation, ReservationStatus, Resolution, Settlement, Sibling, Situation, StockChange,
     Timestamp, Transfer, TransferChange, Unsettleable, Verdict, WatchChange, refund_nonce,
@@ -50,10 +50,21 @@ pub fn resolve(
         }
         Verdict::Inconclusive(reason) => decision.inconclusive(*reason, judged),
     };
+    let resolution = never_closed_while_open(resolution, situation.payment);
     if resolution.is_recorded() || resolution.outcome == Outcome::Flagged {
         return resolution;
     }
     Resolution { outcome: Outcome::Waiting, ..resolution }
+}
+
+/// A watch never closes over a payment left open: discovery would open it again at every poll. It is
+/// left to the full reconcile.
+fn never_closed_while_open(mut resolution: Resolution, payment: &Payment) -> Resolution {
+    let status = resolution.payment.unwrap_or(payment.status);
+    if resolution.watch.next.phase == Phase::Closed && status.is_open() {
+        resolution.watch.next.phase = Phase::Reconcile;
+    }
+    resolution
 }
 
 /// What changes when the payment's own row makes no sense: a person is told, the watch goes on (I11).
@@ -308,6 +319,13 @@ impl Decision<'_> {
             .all(|r| self.situation.available.iter().any(|(sku, _)| **sku == r.sku))
     }
 
+    /// Held reservations whose sku is on no shelf: there is nowhere to put them back.
+    fn held_without_shelf(&self) -> Vec<&Reservation> {
+        let on_shelf = |r: &Reservation| self.situation.available.iter().any(|(s, _)| **s == r.sku);
+        let held = |r: &Reservation| r.status == ReservationStatus::Held;
+        self.situation.reservations.iter().filter(|r| held(r) && !on_shelf(r)).copied().collect()
+    }
+
     fn authorization_reused(&self, settlement: &Settlement, owner: &PaymentId) -> Resolution {
         let detail = json!({ "pays": owner, "settlement": settlement });
         let next = NextCheck { phase: Phase::Closed, at: None };
@@ -458,6 +476,11 @@ impl Decision<'_> {
             resolution.order = Some(OrderChange { status: OrderStatus::Failed, paid_by: None });
             resolution.stock = StockChange::Release;
             resolution.events.push(self.event(EventKind::OrderFailed, ""));
+            let lost = self.held_without_shelf();
+            if !lost.is_empty() {
+                resolution =
+                    resolution.flagged(FlagKind::StockMissing, json!({ "reservations": lost }));
+            }
         }
         resolution
     }

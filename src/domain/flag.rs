@@ -31,6 +31,9 @@ column_code! {
         RefundContradicted = "refund_contradicted",
         /// Money moved for an order that does not exist, or cannot be read.
         OrderUnreadable = "order_unreadable",
+        /// An order failed, and what it held is of a sku that has no row in `stock`: it was released and
+        /// put on no shelf.
+        StockMissing = "stock_missing",
         /// Money reached a `pay_to` and no payment knows it.
         UnmatchedTransfer = "unmatched_transfer",
     }

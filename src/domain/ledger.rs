@@ -237,7 +237,10 @@ impl Ledger {
             .values()
             .filter(|r| r.order_id == *order_id)
             .filter_map(|r| {
+                // What is released of a sku that is on no shelf goes nowhere, and is flagged.
+                let lost = change == StockChange::Release && !self.stock.contains_key(&r.sku);
                 let shelf = match r.status {
+                    status if status == from && lost => 0,
                     status if status == from => r.quantity.saturating_mul(direction),
                     ReservationStatus::Held if also_held => 0,
                     _ => return None,

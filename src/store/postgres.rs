@@ -94,7 +94,11 @@ async fn probe(options: &PgConnectOptions) -> Result<(), StoreError> {
     let attempt = tokio::spawn(async move { options.connect().await?.close().await });
     // Only the handle is given up here, never the attempt: it ends by itself.
     match tokio::time::timeout(ACQUIRE_TIMEOUT, attempt).await {
-        Ok(Ok(answer)) => answer.map_err(|source| StoreError::from_sqlx("a connection", source)),
+        Ok(Ok(answer)) => answer.map_err(|source| match source {
+            // Cut in the middle of the handshake: a proxy with no server behind it yet.
+            sqlx::Error::Protocol(_) => StoreError::Unreachable(source),
+            _ => StoreError::from_sqlx("a connection", source),
+        }),
         Ok(Err(_)) => Err(StoreError::Unreachable(sqlx::Error::WorkerCrashed)),
         Err(_) => Err(StoreError::Unreachable(sqlx::Error::PoolTimedOut)),
     }

@@ -101,7 +101,7 @@ async fn a_daemon_waits_for_its_database_and_says_so() {
     scene.checked_again("p", "pending").await;
 
     gate.shut();
-    not_ready(&daemon, "the database cannot be reached").await;
+    not_ready(&daemon, "database: the database").await;
     assert_eq!(daemon.metrics().await.get("scrape_failed"), 1.0);
     scene.land(&authorization).await;
 
