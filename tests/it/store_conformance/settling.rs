@@ -26,6 +26,7 @@ for_each_backend!(
     one_authorization_pays_one_order,
     the_payment_created_first_has_the_transfer_they_both_claim,
     a_transfer_that_a_reorg_moved_still_is_whose_it_was,
+    a_recorded_transfer_stays_taken_when_its_payment_s_row_is_gone,
     of_two_payments_in_one_batch_the_first_on_chain_pays,
     money_for_an_order_that_cannot_be_read_is_flagged,
     money_for_an_order_paid_by_nobody_knows_whom_is_flagged,
@@ -267,6 +268,18 @@ async fn a_transfer_that_a_reorg_moved_still_is_whose_it_was(db: &TestDb) {
     assert_eq!(db.order_status("q").await.0, "failed");
     assert_eq!(db.apply("first", verdict).await.outcome, Outcome::Confirmed);
     assert_eq!(db.order_status("o").await, ("paid".to_owned(), Some("first".to_owned())));
+}
+
+/// I4.
+async fn a_recorded_transfer_stays_taken_when_its_payment_s_row_is_gone(db: &TestDb) {
+    db.paying_order("o", "first").await;
+    db.apply("first", settled("first")).await;
+    db.gateway.execute("DELETE FROM payments WHERE id = 'first'", &[]).await.unwrap();
+    db.order("q").await;
+    let rival = RawPayment { id: "rival".to_owned(), ..payment("first", "q") };
+    db.gateway.insert_payment(&rival).await.unwrap();
+    assert_eq!(db.apply("rival", settled("first")).await.outcome, Outcome::AuthorizationReused);
+    assert_eq!(db.order_status("q").await.0, "failed");
 }
 
 /// I3: the batch's order does not matter, the chain's does.
