@@ -483,7 +483,8 @@ impl ChainSection {
             }
         }
         if self.batch_max > BATCH_MAX {
-            let problem = format!("must be at most {BATCH_MAX}, which is what nodes take in a filter");
+            let problem =
+                format!("must be at most {BATCH_MAX}, which is what nodes take in a filter");
             return Err(bad(format!("{key}.batch_max"), problem));
         }
         for (name, span) in

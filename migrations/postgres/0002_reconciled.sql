@@ -113,6 +113,8 @@ CREATE TABLE reconciled.events (
     acknowledged_at timestamptz
 );
 CREATE INDEX events_unacknowledged ON reconciled.events (id) WHERE acknowledged_at IS NULL;
+CREATE INDEX events_acknowledged ON reconciled.events (acknowledged_at)
+    WHERE acknowledged_at IS NOT NULL;
 CREATE INDEX events_payment ON reconciled.events (payment_id);
 
 -- From broadcast to block, for every settlement seen: what repeat schedules are fitted to.

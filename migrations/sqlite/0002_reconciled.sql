@@ -104,6 +104,8 @@ CREATE TABLE reconciled_events (
     claimed_at INTEGER,
     acknowledged_at INTEGER
 );
+CREATE INDEX reconciled_events_acknowledged ON reconciled_events (acknowledged_at)
+    WHERE acknowledged_at IS NOT NULL;
 CREATE INDEX reconciled_events_payment ON reconciled_events (payment_id);
 
 CREATE TABLE reconciled_settle_latencies (

@@ -158,6 +158,10 @@ impl Decision<'_> {
             ..self.wait()
         };
         let Some(order) = order else {
+            // Read on, though the money is final: the order may be mended.
+            if resolution.watch.next.phase == Phase::Closed {
+                resolution.watch.next.phase = Phase::Reconcile;
+            }
             return Resolution { outcome: Outcome::Flagged, ..resolution }.flagged(
                 FlagKind::OrderUnreadable,
                 json!({ "order": payment.order_id, "settlement": settlement }),

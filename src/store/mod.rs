@@ -227,6 +227,7 @@ pub trait Store: Send + Sync + 'static {
     /// Figures for metrics, as of `now`.
     async fn figures(&self, now: Timestamp) -> Result<Figures, StoreError>;
 
-    /// Deletes at most `limit` checks older than `before`. Returns how many.
-    async fn prune_checks(&self, before: Timestamp, limit: u32) -> Result<u64, StoreError>;
+    /// Deletes at most `limit` checks made before `before`, and as many events acknowledged before it.
+    /// Returns the larger number. Resolutions, refunds and flags are kept for good.
+    async fn prune(&self, before: Timestamp, limit: u32) -> Result<u64, StoreError>;
 }

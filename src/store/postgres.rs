@@ -216,7 +216,7 @@ impl Store for PostgresStore {
         read::figures(&self.pool, now).await
     }
 
-    async fn prune_checks(&self, before: Timestamp, limit: u32) -> Result<u64, StoreError> {
-        read::prune_checks(&self.pool, before, limit).await
+    async fn prune(&self, before: Timestamp, limit: u32) -> Result<u64, StoreError> {
+        read::prune(&self.pool, before, limit).await
     }
 }

@@ -227,7 +227,7 @@ impl Store for SqliteStore {
         read::figures(&self.reader, now).await
     }
 
-    async fn prune_checks(&self, before: Timestamp, limit: u32) -> Result<u64, StoreError> {
-        read::prune_checks(self, before, limit).await
+    async fn prune(&self, before: Timestamp, limit: u32) -> Result<u64, StoreError> {
+        read::prune(self, before, limit).await
     }
 }

@@ -1,4 +1,4 @@
-//! Prunes the attempt log. Resolutions, refunds and flags are kept for good.
+//! Prunes the attempt log and the outbox. Resolutions, refunds and flags are kept for good.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,13 +9,13 @@ use super::driver::{Activation, Stop, Task};
 use crate::clock::Clock;
 use crate::store::Store;
 
-/// Deletes old rows of `checks`.
+/// Deletes old rows of `checks`, and of `events` once acknowledged.
 pub struct Maintenance {
     /// The database.
     pub store: Arc<dyn Store>,
     /// The clock.
     pub clock: Arc<dyn Clock>,
-    /// How long checks are kept.
+    /// How long checks, and events since they were acknowledged, are kept.
     pub keep_for: Duration,
 }
 
@@ -34,14 +34,14 @@ impl Task for Maintenance {
         let before = self.clock.now().saturating_sub(self.keep_for);
         let mut pruned = 0;
         for _ in 0..BATCHES_MAX {
-            let deleted = self.store.prune_checks(before, PRUNE_BATCH).await?;
+            let deleted = self.store.prune(before, PRUNE_BATCH).await?;
             pruned += deleted;
             if deleted < u64::from(PRUNE_BATCH) || stop.is_requested() {
                 break;
             }
         }
         if pruned > 0 {
-            tracing::info!(checks = pruned, "old checks were pruned");
+            tracing::info!(rows = pruned, "old checks and acknowledged events were pruned");
         }
         Ok(Activation::default())
     }

@@ -187,7 +187,7 @@ proptest! {
     #[test]
     fn amounts_and_hashes_come_back_as_they_went_in(
         amount in any::<[u8; 32]>().prop_map(alloy_primitives::U256::from_be_bytes),
-        nonce in any::<alloy_primitives::B256>(),
+        nonce in any::<[u8; 32]>().prop_map(alloy_primitives::B256::from),
     ) {
         prop_assert_eq!(with("amount", Some(&amount.to_string())).unwrap().amount.get(), amount);
         prop_assert_eq!(with("nonce", Some(&nonce.to_string())).unwrap().nonce, nonce);

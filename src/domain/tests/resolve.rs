@@ -729,3 +729,62 @@ fn an_order_the_gateway_calls_paid_by_money_that_is_owed_back_is_flagged() {
     assert_eq!(flags(&resolution), ["refund_contradicted"]);
     assert_eq!(ledger.refunds[&p1().id], RefundStatus::Owed);
 }
+
+// ---- What would otherwise come round at every poll
+
+#[test]
+fn a_watch_is_never_closed_over_a_payment_that_stays_open() {
+    // The gateway paid order b by p2, whose authorization paid order a.
+    let mut second = p2();
+    (second.order_id, second.nonce, second.payer) = (OrderId::from("b"), p1().nonce, p1().payer);
+    let first = with_status(p1(), PaymentStatus::Settled);
+    let orders = [order("o", O::Paid, Some("p1")), order("b", O::Paid, Some("p2"))];
+    let mut ledger = Ledger::of(&[first, second.clone()], &orders).with_record(&p1(), 9, Final);
+    let resolution = ledger.apply("p2", settled(&p1(), 9, Final), &default());
+    assert_eq!(flags(&resolution), ["settled_without_transfer", "authorization_reused"]);
+    assert_eq!(ledger.payments[&second.id].status, PaymentStatus::Unknown);
+    assert_eq!(resolution.watch.next, NextCheck { phase: Phase::Reconcile, at: None });
+}
+
+#[test]
+fn stock_that_is_on_no_shelf_is_released_and_flagged_and_fails_nothing_else() {
+    let mut ledger = Ledger::of(&[p1()], &[order("o", O::Paying, None)])
+        .with_stock("mug", Some(0))
+        .with_reservation("o", "mug", 2, Held)
+        .with_reservation("o", "hat", 1, Held);
+    let resolution = ledger.apply("p1", pending(DEADLINE_BLOCK), &default());
+    assert_eq!(ledger.told(), "p1=failed, o=failed, r0=released, r1=released, mug=2");
+    assert_eq!(flags(&resolution), ["stock_missing"]);
+    assert!(resolution.flags[0].detail.to_string().contains("hat"));
+    assert!(!resolution.flags[0].detail.to_string().contains("mug"));
+}
+
+// ---- Events
+
+#[test]
+fn a_block_that_a_reorg_takes_away_and_brings_back_is_told_of_each_time() {
+    let mut ledger = Ledger::of(&[p1()], &[order("o", O::Paying, None)]);
+    let mut keys = std::collections::BTreeSet::new();
+    let mut told = Vec::new();
+    for (second, verdict) in [
+        (100, settled(&p1(), 9, Tentative)),
+        (200, pending(9)),
+        (300, settled(&p1(), 9, Tentative)),
+    ] {
+        let batch = vec![judged_as("p1", verdict)];
+        let (_, resolution) = ledger.apply_all(batch, &default(), secs(second)).remove(0);
+        told.extend(events(&resolution));
+        keys.extend(resolution.events.into_iter().map(|e| e.dedupe_key));
+    }
+    assert_eq!(told, ["order.paid", "order.reopened", "order.paid"]);
+    assert_eq!(keys.len(), 3, "the outbox keeps one row per key: {keys:?}");
+}
+
+#[test]
+fn writing_an_ending_again_over_a_careless_gateway_tells_nobody() {
+    let mut ledger =
+        Ledger::of(&[p1()], &[order("o", O::Paying, None)]).with_record(&p1(), 9, Tentative);
+    let resolution = ledger.apply("p1", settled(&p1(), 9, Final), &default());
+    assert_eq!(ledger.told(), "p1=settled, o=paid by p1");
+    assert!(events(&resolution).is_empty());
+}

@@ -267,23 +267,36 @@ fn count(n: i64) -> u64 {
     u64::try_from(n).unwrap_or(0)
 }
 
-/// Deletes old checks: see [`crate::store::Store::prune_checks`].
-pub(super) async fn prune_checks(
+/// Deletes old checks and acknowledged events: see [`crate::store::Store::prune`].
+pub(super) async fn prune(
     pool: &PgPool,
     before: Timestamp,
     limit: u32,
 ) -> Result<u64, StoreError> {
-    let done = sqlx::query!(
+    let (before, limit) = (datetime(before), i64::from(limit));
+    let checks = sqlx::query!(
         "DELETE FROM reconciled.checks
           WHERE id IN (
               SELECT id FROM reconciled.checks
                WHERE checked_at < $1 ORDER BY checked_at LIMIT $2
                  FOR UPDATE SKIP LOCKED)",
-        datetime(before),
-        i64::from(limit),
+        before,
+        limit,
     )
     .execute(pool)
     .await
     .map_err(|source| StoreError::from_sqlx("to prune checks", source))?;
-    Ok(done.rows_affected())
+    let events = sqlx::query!(
+        "DELETE FROM reconciled.events
+          WHERE id IN (
+              SELECT id FROM reconciled.events
+               WHERE acknowledged_at < $1 ORDER BY acknowledged_at LIMIT $2
+                 FOR UPDATE SKIP LOCKED)",
+        before,
+        limit,
+    )
+    .execute(pool)
+    .await
+    .map_err(|source| StoreError::from_sqlx("to prune events", source))?;
+    Ok(checks.rows_affected().max(events.rows_affected()))
 }

@@ -227,22 +227,29 @@ async fn figures_in(conn: &mut SqliteConnection, now: Timestamp) -> Result<Figur
     Ok(figures)
 }
 
-pub(super) async fn prune_checks(
+pub(super) async fn prune(
     store: &SqliteStore,
     before: Timestamp,
     limit: u32,
 ) -> Result<u64, StoreError> {
-    const OPERATION: &str = "to prune checks";
+    const OPERATION: &str = "to prune checks and events";
+    const CHECKS: &str = "
+        DELETE FROM reconciled_checks WHERE id IN (
+            SELECT id FROM reconciled_checks WHERE checked_at < ? ORDER BY checked_at LIMIT ?)";
+    const EVENTS: &str = "
+        DELETE FROM reconciled_events WHERE id IN (
+            SELECT id FROM reconciled_events WHERE acknowledged_at < ?
+            ORDER BY acknowledged_at LIMIT ?)";
     let mut tx = store.begin(OPERATION).await?;
-    let result = sqlx::query(
-        "DELETE FROM reconciled_checks WHERE id IN (
-            SELECT id FROM reconciled_checks WHERE checked_at < ? ORDER BY checked_at LIMIT ?)",
-    )
-    .bind(before.as_millis())
-    .bind(limit)
-    .execute(&mut *tx)
-    .await
-    .map(|done| done.rows_affected())
-    .map_err(failed(OPERATION));
+    let result = async {
+        let mut most = 0;
+        for statement in [CHECKS, EVENTS] {
+            let query = sqlx::query(statement).bind(before.as_millis()).bind(limit);
+            let done = query.execute(&mut *tx).await.map_err(failed(OPERATION))?;
+            most = most.max(done.rows_affected());
+        }
+        Ok(most)
+    }
+    .await;
     finish(tx, OPERATION, result).await
 }

@@ -15,6 +15,7 @@ for_each_backend!(
     the_payments_of_an_order_are_found,
     figures_count_what_is_open_owed_and_flagged,
     old_checks_are_pruned_a_few_at_a_time,
+    events_are_pruned_once_acknowledged_and_old,
 );
 
 async fn the_story_of_a_payment_is_told_whole(db: &TestDb) {
@@ -126,11 +127,27 @@ async fn old_checks_are_pruned_a_few_at_a_time(db: &TestDb) {
         check.checked_at = at(n);
         db.apply_at(at(n), &Policy::default(), vec![check]).await;
     }
-    assert_eq!(db.store.prune_checks(at(3), 2).await.unwrap(), 2);
+    assert_eq!(db.store.prune(at(3), 2).await.unwrap(), 2);
     let story = db.store.story(&PaymentId::from("p")).await.unwrap().unwrap();
     let left: Vec<_> = story.checks.iter().map(|c| c.at).collect();
     assert_eq!(left, [at(2), at(3), at(4)], "the oldest go first");
-    assert_eq!(db.store.prune_checks(at(3), 2).await.unwrap(), 1);
-    assert_eq!(db.store.prune_checks(at(3), 2).await.unwrap(), 0);
-    assert_eq!(db.store.prune_checks(at(hours(1)), 100).await.unwrap(), 2);
+    assert_eq!(db.store.prune(at(3), 2).await.unwrap(), 1);
+    assert_eq!(db.store.prune(at(3), 2).await.unwrap(), 0);
+    assert_eq!(db.store.prune(at(hours(1)), 100).await.unwrap(), 2);
+}
+
+async fn events_are_pruned_once_acknowledged_and_old(db: &TestDb) {
+    for (order, payment) in [("o1", "p1"), ("o2", "p2"), ("o3", "p3")] {
+        db.paying_order(order, payment).await;
+        db.apply(payment, settled(payment)).await;
+    }
+    let acknowledge = "UPDATE {events} SET acknowledged_at = ?t WHERE order_id = ?";
+    for (order, when) in [("o1", at(10)), ("o2", at(20))] {
+        let when = when.as_millis().to_string();
+        db.gateway.execute(acknowledge, &[Some(&when), Some(order)]).await.unwrap();
+    }
+    assert_eq!(db.gateway.count("{events}").await.unwrap(), 3);
+    assert_eq!(db.store.prune(at(15), 100).await.unwrap(), 1);
+    let left = db.gateway.events().await.unwrap();
+    assert_eq!(left, ["order.paid:o2", "order.paid:o3"], "what nobody acknowledged stays");
 }
