@@ -169,12 +169,20 @@ async fn play(scene: &Scene, n: u64, dice: &mut Dice, ending: &mut Ending, twice
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_at_random_moments_under_load_every_effect_happens_exactly_once() {
+async fn killed_at_random_moments_under_load_every_effect_happens_once_on_postgres() {
+    killed_at_random_moments_under_load(&Scene::start().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_at_random_moments_under_load_every_effect_happens_once_on_sqlite() {
+    killed_at_random_moments_under_load(&Scene::on_sqlite().await).await;
+}
+
+async fn killed_at_random_moments_under_load(scene: &Scene) {
     let seed = from_environment("RECONCILED_TEST_SEED")
         .unwrap_or_else(|| now().as_millis().unsigned_abs());
     let kills = from_environment("RECONCILED_TEST_KILLS").unwrap_or(KILLS);
     eprintln!("RECONCILED_TEST_SEED={seed} RECONCILED_TEST_KILLS={kills}");
-    let scene = Scene::start().await;
     scene.gateway.put_stock("thing", 0).await.unwrap();
     let settings = scene.settings().set("policy", "early_failure", "true");
     // Small batches: more moments between two steps.
@@ -190,7 +198,7 @@ async fn killed_at_random_moments_under_load_every_effect_happens_exactly_once()
             if n >= FATES && killed_all.load(Ordering::Relaxed) {
                 break;
             }
-            play(&scene, n, &mut dice, &mut ending, &mut paid_twice).await;
+            play(scene, n, &mut dice, &mut ending, &mut paid_twice).await;
         }
     };
     let killer = async {
@@ -217,7 +225,7 @@ async fn killed_at_random_moments_under_load_every_effect_happens_exactly_once()
     })
     .await;
     scene.all_closed().await;
-    let seen = Ending::seen(&scene).await;
+    let seen = Ending::seen(scene).await;
     for (one, other, order) in paid_twice {
         let is_first = seen.orders[&order].1.as_ref() == Some(&one);
         let (pays, owed) = if is_first { (one, other) } else { (other, one) };
