@@ -36,9 +36,13 @@ pub enum LogFormat {
     Json,
 }
 
+/// Libraries whose informational lines tell an operator nothing. What the configuration says of the same
+/// target comes later, and wins.
+const QUIET: &str = "tokio_cron_scheduler=warn";
+
 /// Starts logging to standard error. `filter` is a `tracing` directive list such as `info,sqlx=warn`.
 pub fn init_logging(format: LogFormat, filter: &str) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(filter)
+    let filter = EnvFilter::try_new(format!("{QUIET},{filter}"))
         .map_err(|e| anyhow::anyhow!("log.filter {filter:?} is not a list of directives: {e}"))?;
     let terminal = std::io::stderr().is_terminal();
     let json = match format {

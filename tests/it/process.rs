@@ -2,6 +2,8 @@
 //! and a real EVM. What a part does by itself is its own suite's; here it is what somebody who runs the
 //! daemon would see: its tables, pages, logs, commands and exit codes.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
 mod bad_input;
 mod fates;
 mod key_free;

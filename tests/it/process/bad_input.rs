@@ -254,7 +254,8 @@ async fn secrets_in_urls_never_appear_in_logs_metrics_or_stories() {
         [("refusing", refusing_url.as_str()), ("odd", odd.as_str()), ("good", good.as_str())];
     let config = scene
         .settings_without_chain()
-        .text("database", "url", database.as_str())
+        .text("database", "url", "")
+        .env("RECONCILED_DATABASE_URL", database.as_str())
         // Not even to somebody who wants to see everything.
         .text("log", "filter", "trace")
         .chain(ANVIL_CHAIN_ID, &endpoints)

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::scene::{AMOUNT, ELSEWHERE, PAST_THE_DEADLINE, PAY_TO, Scene, ago, number};
 use crate::support::anvil::Authorization;
+use crate::support::daemon::eventually;
 
 fn refund(payment: &str, reason: &str, amount: u64) -> SeenRefund {
     SeenRefund {
@@ -289,7 +290,7 @@ async fn a_paid_order_that_the_gateway_cannot_deliver_is_owed_back() {
     let undelivered =
         OrderUpdate { status: Some("undelivered".to_owned()), ..OrderUpdate::default() };
     scene.gateway.update_order("order-p", &undelivered).await.unwrap();
-    crate::support::daemon::eventually("the refund is owed", async || {
+    eventually("the refund is owed", async || {
         let refunds = scene.gateway.refunds().await.unwrap();
         if refunds == [refund("p", "undelivered", AMOUNT)] {
             Ok(())
@@ -300,4 +301,35 @@ async fn a_paid_order_that_the_gateway_cannot_deliver_is_owed_back() {
     .await;
     assert_eq!(authorization.to, PAY_TO);
     scene.assert_conserved().await;
+}
+
+/// Nothing is due for a day, and no reconcile comes: `recheck` has the running daemon look at once.
+#[tokio::test]
+async fn a_payment_is_checked_at_once_when_somebody_asks() {
+    let scene = Scene::start().await;
+    let mut authorization = scene.sign().await;
+    authorization.valid_before += PAST_THE_DEADLINE;
+    scene.order("o").await;
+    scene.pay("p", "o", "unknown", &authorization).await;
+    let settings = scene.settings().set("checks", "repeats", r#"["0s", "1d"]"#);
+    let config = settings.text("reconcile", "cron", "0 0 0 1 1 *").write();
+    let daemon = config.start_ready().await;
+    let checks = async || daemon.metrics().await.sum("checks_total");
+    eventually("it was checked at its start", async || match checks().await {
+        0.0 => Err("it was not".to_owned()),
+        _ => Ok(()),
+    })
+    .await;
+    scene.land(&authorization).await;
+    assert_eq!(scene.order_status("o").await, "paying");
+
+    let ended = config.run(&["recheck", "p", "nothing", "--json"]).await;
+    // One of them does not exist.
+    assert_eq!(ended.code, 1, "{ended:?}");
+    let said: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(said, json!({"due": ["p"], "not_found": ["nothing"]}));
+    scene.order_is("o", "paid").await;
+    let ended = config.run(&["recheck", "p"]).await;
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert!(ended.stdout.contains("payment p is due now"), "{ended:?}");
 }

@@ -3,6 +3,7 @@
 //! `RECONCILED_TEST_SEED` and `RECONCILED_TEST_KILLS` repeat or lengthen it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use reconciled::sim::gateway::OrderUpdate;
@@ -10,8 +11,11 @@ use reconciled::sim::gateway::OrderUpdate;
 use super::scene::{ELSEWHERE, Scene, VALID_FOR, now};
 use crate::support::daemon::eventually;
 
-/// Payments with a fate; a duplicate and a reused authorization bring a second payment along.
+/// Payments with a fate, at least; a duplicate and a reused authorization bring a second payment along.
 const FATES: u64 = 120;
+
+/// More are played while there are kills to come, but not for ever.
+const FATES_MAX: u64 = 999;
 
 /// Kills, unless the environment says otherwise.
 const KILLS: u64 = 9;
@@ -165,12 +169,20 @@ async fn play(scene: &Scene, n: u64, dice: &mut Dice, ending: &mut Ending, twice
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_at_random_moments_under_load_every_effect_happens_exactly_once() {
+async fn killed_at_random_moments_under_load_every_effect_happens_once_on_postgres() {
+    killed_at_random_moments_under_load(&Scene::start().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_at_random_moments_under_load_every_effect_happens_once_on_sqlite() {
+    killed_at_random_moments_under_load(&Scene::on_sqlite().await).await;
+}
+
+async fn killed_at_random_moments_under_load(scene: &Scene) {
     let seed = from_environment("RECONCILED_TEST_SEED")
         .unwrap_or_else(|| now().as_millis().unsigned_abs());
     let kills = from_environment("RECONCILED_TEST_KILLS").unwrap_or(KILLS);
     eprintln!("RECONCILED_TEST_SEED={seed} RECONCILED_TEST_KILLS={kills}");
-    let scene = Scene::start().await;
     scene.gateway.put_stock("thing", 0).await.unwrap();
     let settings = scene.settings().set("policy", "early_failure", "true");
     // Small batches: more moments between two steps.
@@ -179,10 +191,14 @@ async fn killed_at_random_moments_under_load_every_effect_happens_exactly_once()
 
     let mut ending = Ending::default();
     let mut paid_twice = PaidTwice::new();
+    let killed_all = AtomicBool::new(false);
     let load = async {
         let mut dice = Dice(seed);
-        for n in 0..FATES {
-            play(&scene, n, &mut dice, &mut ending, &mut paid_twice).await;
+        for n in 0..FATES_MAX {
+            if n >= FATES && killed_all.load(Ordering::Relaxed) {
+                break;
+            }
+            play(scene, n, &mut dice, &mut ending, &mut paid_twice).await;
         }
     };
     let killer = async {
@@ -192,8 +208,11 @@ async fn killed_at_random_moments_under_load_every_effect_happens_exactly_once()
             tokio::time::sleep(Duration::from_millis(dice.roll(LIFE_MS))).await;
             daemon.kill9();
         }
+        killed_all.store(true, Ordering::Relaxed);
     };
     tokio::join!(load, killer);
+    let by_the_killed = scene.gateway.count("{resolutions}").await.unwrap();
+    assert!(by_the_killed > 0, "none of the killed got anything done: seed {seed}");
 
     // Whatever was left in the middle is taken up again.
     let mut daemon = config.start_ready().await;
@@ -206,7 +225,7 @@ async fn killed_at_random_moments_under_load_every_effect_happens_exactly_once()
     })
     .await;
     scene.all_closed().await;
-    let seen = Ending::seen(&scene).await;
+    let seen = Ending::seen(scene).await;
     for (one, other, order) in paid_twice {
         let is_first = seen.orders[&order].1.as_ref() == Some(&one);
         let (pays, owed) = if is_first { (one, other) } else { (other, one) };

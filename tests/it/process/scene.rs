@@ -96,16 +96,22 @@ impl Scene {
 
     /// What some payer signs to pay the merchant, with a nonce of its own.
     pub(super) async fn sign(&self) -> Authorization {
-        let payer = payer_key(self.payers.fetch_add(1, Ordering::Relaxed) % RICH_PAYERS);
+        self.sign_many(1).await[0]
+    }
+
+    /// The same, of as many payers as there are.
+    pub(super) async fn sign_many(&self, count: usize) -> Vec<Authorization> {
         let now = self.chain.anvil.block("latest").await.time.as_secs();
-        Authorization {
-            payer: payer.address(),
+        let payer = || payer_key(self.payers.fetch_add(1, Ordering::Relaxed) % RICH_PAYERS);
+        let sign = |_| Authorization {
+            payer: payer().address(),
             to: PAY_TO,
             value: AMOUNT,
             valid_after: 0,
             valid_before: now + VALID_FOR,
             nonce: keccak256(Uuid::new_v4().as_bytes()),
-        }
+        };
+        (0..count).map(sign).collect()
     }
 
     /// A payment row for an authorization, `unknown` and broadcast now.
