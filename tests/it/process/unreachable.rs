@@ -218,6 +218,9 @@ async fn an_endpoint_of_another_chain_gives_no_evidence_and_is_called_out() {
     let metrics = daemon.metrics().await;
     assert!(metrics.get("checks_total{verdict=\"inconclusive\"}") >= 2.0);
     assert_eq!(metrics.sum("resolutions_total"), 0.0);
+    let reads = "endpoint_reads_total{chain=\"8453\",endpoint=\"mistaken\"";
+    assert!(metrics.get(&format!("{reads},outcome=\"wrong_chain\"}}")) >= 2.0);
+    assert_eq!(metrics.sum(reads), metrics.sum(&format!("{reads},outcome=\"wrong_chain\"")));
     let loud = daemon.logs_with("the endpoint gives no evidence");
     assert_eq!(loud.len(), 1, "{:?}", daemon.logs());
     assert_eq!(loud[0]["level"], "ERROR");
