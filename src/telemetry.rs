@@ -93,6 +93,7 @@ pub struct Metrics {
     pub apply_failures: IntCounterVec,
     rpc_requests: IntCounterVec,
     rpc_duration: HistogramVec,
+    endpoint_reads: IntCounterVec,
     /// When a task last succeeded.
     pub task_last_success: GaugeVec,
     /// Activations of a task that failed.
@@ -168,6 +169,11 @@ impl Metrics {
                 "rpc_requests_total",
                 "JSON-RPC calls; each call of a batch counts.",
                 &["chain", "endpoint", "method", "outcome"],
+            )?,
+            endpoint_reads: counters(
+                "endpoint_reads_total",
+                "Batches an endpoint was read about: ok, or why it gave no evidence.",
+                &["chain", "endpoint", "outcome"],
             )?,
             rpc_duration: register(
                 &registry,
@@ -284,6 +290,11 @@ impl RpcObserver for Metrics {
         self.rpc_duration
             .with_label_values(&[chain.as_str(), endpoint.as_str()])
             .observe(took.as_secs_f64());
+    }
+
+    fn read(&self, chain: ChainId, endpoint: &EndpointName, outcome: &'static str) {
+        let chain = chain.to_string();
+        self.endpoint_reads.with_label_values(&[chain.as_str(), endpoint.as_str(), outcome]).inc();
     }
 }
 

@@ -22,6 +22,7 @@ pub(super) struct Endpoint {
     pub(super) name: EndpointName,
     /// The way to it.
     pub(super) transport: Transport,
+    observer: Arc<dyn RpcObserver>,
     memory: Mutex<Memory>,
 }
 
@@ -62,7 +63,7 @@ impl Endpoint {
             endpoint.name.clone(),
             endpoint.url.clone(),
             settings.request_timeout,
-            observer,
+            Arc::clone(&observer),
         )?;
         let memory = Memory {
             log_width: Width::new(settings.log_range_max),
@@ -71,7 +72,7 @@ impl Endpoint {
             multicall_absent: false,
             silent_because: None,
         };
-        Ok(Self { name: endpoint.name.clone(), transport, memory: Mutex::new(memory) })
+        Ok(Self { name: endpoint.name.clone(), transport, observer, memory: Mutex::new(memory) })
     }
 
     /// What was learnt so far; never hold it across a request.
@@ -80,7 +81,7 @@ impl Endpoint {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Logs when the endpoint stops giving evidence, and when it gives some again: once each, not at
+    /// Counts a read, and logs when the endpoint stops giving evidence, and when it gives some again: once each, not at
     /// every read.
     pub(super) fn report_health(
         &self,
@@ -92,6 +93,7 @@ impl Endpoint {
             Some(_) => None,
             None => return,
         };
+        self.observer.read(chain, &self.name, failure.map_or("ok", |failure| failure.kind.code()));
         if failure.is_some_and(|failure| !OF_THE_ENDPOINT.contains(&failure.kind)) {
             return;
         }

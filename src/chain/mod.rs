@@ -77,6 +77,11 @@ pub trait RpcObserver: Send + Sync + 'static {
         outcome: &'static str,
         took: Duration,
     );
+
+    /// An endpoint was read about a batch of payments. `outcome` is `ok`, or the
+    /// [`crate::domain::ReadFailureKind`] code for which it gave no evidence about any of them: calls that
+    /// are all answered prove nothing when the answers come from another chain or an old head.
+    fn read(&self, _chain: ChainId, _endpoint: &EndpointName, _outcome: &'static str) {}
 }
 
 /// Whom to ask.

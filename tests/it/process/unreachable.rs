@@ -2,21 +2,34 @@
 //! are back.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use url::Url;
 
 use super::scene::{PAST_THE_DEADLINE, Scene};
 use crate::support::anvil::ANVIL_CHAIN_ID;
 use crate::support::daemon::{Daemon, Settings, eventually};
 
-/// A way to a server that can be broken: a port that takes connections and ends them.
+/// What a [`Gate`] does with connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// Leads to the server.
+    Open,
+    /// Takes connections and ends them.
+    Shut,
+    /// Keeps them, and lets nothing through.
+    Silent,
+}
+
+/// A way to a server that can be broken.
 struct Gate {
     address: std::net::SocketAddr,
-    is_open: Arc<AtomicBool>,
-    shut: Arc<Notify>,
+    way: watch::Sender<Way>,
+    /// Questions that were met with silence.
+    unanswered: Arc<AtomicU64>,
 }
 
 impl Gate {
@@ -24,35 +37,42 @@ impl Gate {
     async fn to(host: &str, port: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (is_open, shut) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
+        let (way, seen) = watch::channel(Way::Shut);
         let server = format!("{host}:{port}");
-        let (open, cut) = (Arc::clone(&is_open), Arc::clone(&shut));
+        let unanswered = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&unanswered);
         tokio::spawn(async move {
-            while let Ok((mut client, _)) = listener.accept().await {
-                if !open.load(Ordering::SeqCst) {
-                    continue;
-                }
-                let (server, cut) = (server.clone(), Arc::clone(&cut));
-                tokio::spawn(async move {
-                    let mut server = TcpStream::connect(server).await.unwrap();
-                    tokio::select! {
-                        _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
-                        () = cut.notified() => {}
-                    }
-                });
+            while let Ok((client, _)) = listener.accept().await {
+                let count = Arc::clone(&count);
+                tokio::spawn(Self::lead(client, server.clone(), seen.clone(), count));
             }
         });
-        Self { address, is_open, shut }
+        Self { address, way, unanswered }
     }
 
-    fn open(&self) {
-        self.is_open.store(true, Ordering::SeqCst);
+    async fn lead(
+        mut client: TcpStream,
+        server: String,
+        mut way: watch::Receiver<Way>,
+        unanswered: Arc<AtomicU64>,
+    ) {
+        if *way.borrow_and_update() == Way::Open {
+            let mut server = TcpStream::connect(server).await.unwrap();
+            tokio::select! {
+                _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+                _ = way.changed() => {}
+            }
+        }
+        // Held until the way changes again, or dropped at once.
+        if *way.borrow_and_update() == Way::Silent {
+            client.readable().await.unwrap();
+            unanswered.fetch_add(1, Ordering::Relaxed);
+            let _ = way.changed().await;
+        }
     }
 
-    /// Ends every connection, too.
-    fn shut(&self) {
-        self.is_open.store(false, Ordering::SeqCst);
-        self.shut.notify_waiters();
+    fn set(&self, way: Way) {
+        self.way.send_replace(way);
     }
 }
 
@@ -96,20 +116,47 @@ async fn a_daemon_waits_for_its_database_and_says_so() {
     })
     .await;
 
-    gate.open();
+    gate.set(Way::Open);
     daemon.ready().await;
     scene.checked_again("p", "pending").await;
 
-    gate.shut();
+    gate.set(Way::Shut);
     not_ready(&daemon, "database: the database").await;
     assert_eq!(daemon.metrics().await.get("scrape_failed"), 1.0);
     scene.land(&authorization).await;
 
-    gate.open();
+    gate.set(Way::Open);
     scene.order_is("order-p", "paid").await;
     daemon.ready().await;
     assert_eq!(daemon.metrics().await.get("scrape_failed"), 0.0);
     assert_eq!(daemon.sigterm().await.0, 0);
+}
+
+/// I9: the database keeps the connection and says nothing any more. The end still comes, and the log says
+/// what was left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sigterm_while_the_database_is_silent_ends_when_the_grace_period_is_over() {
+    let scene = Scene::start().await;
+    scene.unknown("p").await;
+    let mut url = Url::parse(&scene.database_url()).unwrap();
+    let gate = Gate::to("127.0.0.1", url.port().unwrap()).await;
+    url.set_port(Some(gate.address.port())).unwrap();
+    gate.set(Way::Open);
+    let settings = scene.settings().text("database", "url", url.as_str());
+    let mut daemon = settings.text("shutdown", "grace", "2s").write().start_ready().await;
+    scene.checked_again("p", "pending").await;
+    gate.set(Way::Silent);
+    eventually("a task waits for an answer", async || {
+        match gate.unanswered.load(Ordering::Relaxed) {
+            0 => Err("none".to_owned()),
+            _ => Ok(()),
+        }
+    })
+    .await;
+    let (code, took) = daemon.sigterm().await;
+    assert_eq!(code, 0);
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    assert_eq!(daemon.logs_with("the grace period is over").len(), 1, "{:?}", daemon.logs());
 }
 
 /// I2: no endpoint answers, past the deadline: nothing fails, a person is told; and when it answers
@@ -140,7 +187,7 @@ async fn without_an_endpoint_nothing_fails_even_past_the_deadline() {
     assert!(metrics.get("checks_total{verdict=\"inconclusive\"}") >= 2.0);
     assert_eq!(metrics.get("open_flags{kind=\"inconclusive_at_deadline\"}"), 1.0);
 
-    gate.open();
+    gate.set(Way::Open);
     scene.order_is("o", "paid").await;
     assert_eq!(scene.gateway.open_flags().await.unwrap(), [""; 0]);
     scene.assert_conserved().await;
@@ -171,6 +218,9 @@ async fn an_endpoint_of_another_chain_gives_no_evidence_and_is_called_out() {
     let metrics = daemon.metrics().await;
     assert!(metrics.get("checks_total{verdict=\"inconclusive\"}") >= 2.0);
     assert_eq!(metrics.sum("resolutions_total"), 0.0);
+    let reads = "endpoint_reads_total{chain=\"8453\",endpoint=\"mistaken\"";
+    assert!(metrics.get(&format!("{reads},outcome=\"wrong_chain\"}}")) >= 2.0);
+    assert_eq!(metrics.sum(reads), metrics.sum(&format!("{reads},outcome=\"wrong_chain\"")));
     let loud = daemon.logs_with("the endpoint gives no evidence");
     assert_eq!(loud.len(), 1, "{:?}", daemon.logs());
     assert_eq!(loud[0]["level"], "ERROR");
