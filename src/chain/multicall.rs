@@ -56,7 +56,7 @@ fn check_chain_id(settings: &ChainSettings, id: U256) -> Result<(), ReadFailure>
 
 /// An `eth_call` that is answered only from exactly this block.
 fn call_at(block: B256, to: Address, data: Vec<u8>) -> Call {
-    let pinned = json!({"blockHash": block, "requireCanonical": false});
+    let pinned = json!({"blockHash": block, "requireCanonical": true});
     Call { method: "eth_call", params: json!([{"to": to, "data": Bytes::from(data)}, pinned]) }
 }
 

@@ -268,11 +268,7 @@ fn count(n: i64) -> u64 {
 }
 
 /// Deletes old checks and acknowledged events: see [`crate::store::Store::prune`].
-pub(super) async fn prune(
-    pool: &PgPool,
-    before: Timestamp,
-    limit: u32,
-) -> Result<u64, StoreError> {
+pub(super) async fn prune(pool: &PgPool, before: Timestamp, limit: u32) -> Result<u64, StoreError> {
     let (before, limit) = (datetime(before), i64::from(limit));
     let checks = sqlx::query!(
         "DELETE FROM reconciled.checks

@@ -77,6 +77,7 @@ async fn pages_cover_every_open_watch_once_and_skip_what_others_hold(db: &TestDb
     for (id, secs) in [("b", 99), ("A", 98), ("d", 100), ("c", 100), ("e", 100)] {
         due_at(db, id, secs).await;
     }
+    db.order("o").await;
     db.apply("e", settled("e")).await;
     let other = lease(at(100), at(200));
     let theirs = db.store.lease_due(&other, 2).await.unwrap();

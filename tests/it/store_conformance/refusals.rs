@@ -12,7 +12,7 @@ for_each_backend!(
     a_refused_payment_is_tried_again_later,
     one_bad_order_in_a_batch_stops_nothing_else,
     the_payments_of_one_order_share_its_fate,
-    stock_that_is_not_there_is_refused_and_nothing_changes,
+    stock_that_is_on_no_shelf_is_released_and_flagged,
     nothing_is_written_under_a_lost_lease,
     an_empty_batch_is_answered_with_nothing,
 );
@@ -98,18 +98,17 @@ async fn the_payments_of_one_order_share_its_fate(db: &TestDb) {
     assert_eq!(db.order_status("o").await, ("paying".to_owned(), None));
 }
 
-/// I5, I7: a release that finds no shelf is not half a release.
-async fn stock_that_is_not_there_is_refused_and_nothing_changes(db: &TestDb) {
+/// I5: released once, and only what has a shelf goes back on one.
+async fn stock_that_is_on_no_shelf_is_released_and_flagged(db: &TestDb) {
     db.order("o").await;
     db.gateway.insert_reservation("o", "sku", 2, "held").await.unwrap();
     db.payment("p", "o").await;
     let batch = vec![judged("p", expired(hours(24)))];
-    let applied = db.apply_at(at(hours(24)), &Policy::default(), batch).await;
-    let ApplyFailure::Refused(text) = failure(&applied, "p") else { panic!("{applied:?}") };
-    assert!(text.contains("stock"), "{text}");
-    assert_eq!(db.payment_status("p").await, "unknown");
-    assert_eq!(db.order_status("o").await.0, "paying");
-    assert_eq!(db.reservation("o/sku").await, "held");
+    db.apply_at(at(hours(24)), &Policy::default(), batch).await;
+    assert_eq!(db.payment_status("p").await, "failed");
+    assert_eq!(db.order_status("o").await.0, "failed");
+    assert_eq!(db.reservation("o/sku").await, "released");
+    assert_eq!(db.flags().await, ["stock_missing:p"]);
 }
 
 /// I10: the check of whoever has the watch now counts.
