@@ -49,13 +49,15 @@ async fn run() -> anyhow::Result<()> {
         .context("RECONCILED_TEST_POSTGRES is not set; run ./test.sh run cargo bench")?;
     let payments = count("RECONCILED_BENCH_PAYMENTS", 100_000)?;
     let singles = count("RECONCILED_BENCH_SINGLES", 500)?;
+    // Each on a database and a chain of its own.
     let stage = Stage::postgres(&server).await?;
     let bench = Bench::new(&stage).await?;
     bench.single_payments(singles).await?;
+    bench.end(stage).await?;
+    let stage = Stage::postgres(&server).await?;
+    let bench = Bench::new(&stage).await?;
     bench.full_reconcile(payments).await?;
-    bench.gateway.close().await;
-    bench.server.stop().await?;
-    stage.strike().await
+    bench.end(stage).await
 }
 
 fn count(variable: &str, default: u64) -> anyhow::Result<u64> {
@@ -139,6 +141,13 @@ impl Bench {
         };
         let (stopper, stop) = Stop::new(Duration::ZERO);
         Ok(Self { gateway, store, server, clock, checker, discovery, stop, _stopper: stopper })
+    }
+
+    async fn end(self, stage: Stage) -> anyhow::Result<()> {
+        self.gateway.close().await;
+        self.server.stop().await?;
+        drop(self.store);
+        stage.strike().await
     }
 
     /// From the poll that finds one payment to its committed resolution, over and over.
