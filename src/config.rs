@@ -328,7 +328,11 @@ impl Config {
             path: path.display().to_string(),
             source,
         })?;
-        Self::parse(&text, std::env::vars())
+        // A variable that is not Unicode is none of ours.
+        let environment = std::env::vars_os().filter_map(|(name, value)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        });
+        Self::parse(&text, environment)
     }
 
     /// Reads text and an environment; validates nothing that needs other secrets.
@@ -336,14 +340,14 @@ impl Config {
         text: &str,
         environment: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, ConfigError> {
-        // Parsed twice: from the text, for messages that show the line, and with the overrides.
-        toml::from_str::<Self>(text).map_err(|e| ConfigError::Shape(e.to_string()))?;
-        let mut table: toml::Table =
-            toml::from_str(text).map_err(|e| ConfigError::Shape(e.to_string()))?;
+        // Parsed twice: from the text, for messages that name the line, and with the overrides.
+        let shape = |error: &toml::de::Error| ConfigError::Shape(where_and_why(text, error));
+        toml::from_str::<Self>(text).map_err(|e| shape(&e))?;
+        let mut table: toml::Table = toml::from_str(text).map_err(|e| shape(&e))?;
         for (name, value) in environment {
             override_from(&mut table, &name, &value);
         }
-        table.try_into().map_err(|e: toml::de::Error| ConfigError::Shape(e.to_string()))
+        table.try_into().map_err(|e: toml::de::Error| ConfigError::Shape(e.message().to_owned()))
     }
 
     /// Where the database is.
@@ -511,7 +515,7 @@ impl ChainSection {
             schedule: schedule.clone(),
             timing: Timing {
                 finality_margin: self.finality_margin.0,
-                deadline_margin: self.block_time.0 * DEADLINE_MARGIN_BLOCKS,
+                deadline_margin: self.block_time.0.saturating_mul(DEADLINE_MARGIN_BLOCKS),
                 finality_retry: FINALITY_RETRY,
             },
             policy,
@@ -543,6 +547,14 @@ impl EndpointSection {
 
 fn parse_paid_after(key: &str, text: &str) -> Result<PaidAfter, ConfigError> {
     text.parse().map_err(|expected| bad(key, format!("is {text:?}; it must be {expected}")))
+}
+
+/// The line and what is wrong with it. The parser's own text also quotes the line, and that may hold a
+/// password or a key.
+fn where_and_why(text: &str, error: &toml::de::Error) -> String {
+    let start = error.span().map_or(0, |span| span.start);
+    let line = text.bytes().take(start).filter(|byte| *byte == b'\n').count() + 1;
+    format!("line {line}: {}", error.message())
 }
 
 /// `RECONCILED_SECTION_KEY=value` stands for `section.key`. Other variables are left alone.

@@ -1,11 +1,15 @@
 //! Parses, sets up, dispatches, and turns the ending into an exit code.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 use reconciled::cli::{Cli, Command};
 use reconciled::commands::{self, Ending};
 use reconciled::telemetry::error_chain;
+
+/// How long threads that cannot be interrupted are waited for at the end.
+const SHUTDOWN_MAX: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -16,7 +20,10 @@ fn main() -> ExitCode {
             return ExitCode::from(1);
         }
     };
-    match runtime.block_on(dispatch(cli.command)) {
+    let result = runtime.block_on(dispatch(cli.command));
+    // A name lookup that hangs must not hold up the end.
+    runtime.shutdown_timeout(SHUTDOWN_MAX);
+    match result {
         Ok(ending) => ending.into(),
         Err(error) => {
             eprintln!("error: {}", error_chain(error.as_ref()));

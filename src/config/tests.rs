@@ -101,3 +101,14 @@ fn the_environment_overrides_and_secrets_are_never_shown() {
     let unknown = [("RECONCILED_LOG_COLOUR".to_owned(), "red".to_owned())];
     assert!(Config::parse(GOOD, unknown).expect_err("refused").to_string().contains("colour"));
 }
+
+#[test]
+fn a_line_that_is_refused_is_named_and_never_quoted() {
+    let message = refused("[database]\n\nurll = \"postgres://u:SECRET@h/d\"");
+    assert!(message.contains("line 3") && message.contains("urll"), "{message}");
+    let endpoint =
+        "[[chains]]\nchain_id = 1\nendpoints = [{ name = 7, url = \"https://h/SECRET\" }]";
+    for message in [message, refused(endpoint)] {
+        assert!(!message.contains("SECRET"), "{message}");
+    }
+}

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{
     BlockRef, Consumption, DueTimes, Event, EventKind, Finality, FlagKind, IdentifierStatus,
-    Inconclusive, Judged, LatePolicy, NextCheck, Order, OrderChange, OrderStatus, Outcome, Payment,
+    Inconclusive, Judged, LatePolicy, NextCheck, Order, OrderChange, OrderStatus, Outcome,
     PaymentId, PaymentStatus, Phase, Policy, RefundChange, RefundOwed, RefundReason, RefundStatus,
     Reservation, ReservationStatus, Resolution, Settlement, Sibling, Situation, StockChange,
     Timestamp, Transfer, TransferChange, Unsettleable, Verdict, WatchChange, refund_nonce,
@@ -50,18 +50,27 @@ pub fn resolve(
         }
         Verdict::Inconclusive(reason) => decision.inconclusive(*reason, judged),
     };
-    let resolution = never_closed_while_open(resolution, situation.payment);
+    let resolution = never_closed_too_early(resolution, situation);
     if resolution.is_recorded() || resolution.outcome == Outcome::Flagged {
         return resolution;
     }
     Resolution { outcome: Outcome::Waiting, ..resolution }
 }
 
-/// A watch never closes over a payment left open: discovery would open it again at every poll. It is
-/// left to the full reconcile.
-fn never_closed_while_open(mut resolution: Resolution, payment: &Payment) -> Resolution {
+/// A watch never closes over what discovery would open it for again at the next poll: a payment left
+/// open, or a settled one of an order that owes its money back without a record of that. It is left to
+/// the full reconcile.
+fn never_closed_too_early(mut resolution: Resolution, situation: &Situation<'_>) -> Resolution {
+    let Situation { payment, order, refund, .. } = *situation;
     let status = resolution.payment.unwrap_or(payment.status);
-    if resolution.watch.next.phase == Phase::Closed && status.is_open() {
+    let owes = order.is_some_and(|order| match order.status {
+        OrderStatus::Undelivered => true,
+        OrderStatus::Paid => order.paid_by.as_ref().is_some_and(|by| *by != payment.id),
+        _ => false,
+    });
+    let has_record = refund.is_some() || resolution.refund != RefundChange::Keep;
+    let would_reopen = status.is_open() || status == PaymentStatus::Settled && owes && !has_record;
+    if resolution.watch.next.phase == Phase::Closed && would_reopen {
         resolution.watch.next.phase = Phase::Reconcile;
     }
     resolution
@@ -453,6 +462,13 @@ impl Decision<'_> {
         }
     }
 
+    /// The transfer recorded as this payment's, once nothing can take it away.
+    fn known_final(&self) -> Option<&Settlement> {
+        let known = self.situation.recorded.map(|r| &r.settlement)?;
+        let is_final = known.finality == Finality::Final;
+        (is_final && known.transfer.pays(self.situation.payment)).then_some(known)
+    }
+
     fn order_is_paid_by_this(&self) -> bool {
         self.situation.order.is_some_and(|order| {
             order.status == OrderStatus::Paid
@@ -462,6 +478,12 @@ impl Decision<'_> {
 
     fn fail(&self, next: NextCheck) -> Resolution {
         let Situation { payment, order, .. } = *self.situation;
+        let Some(order) = order else {
+            // Failed now, it would leave its order and stock as they are for good, once mended.
+            let next = NextCheck { phase: Phase::Reconcile, at: None };
+            return Resolution { outcome: Outcome::Flagged, ..Resolution::only_watch(next) }
+                .flagged(FlagKind::OrderUnreadable, json!({ "order": payment.order_id }));
+        };
         let was_failed = payment.status == PaymentStatus::Failed;
         let mut resolution = Resolution {
             outcome: Outcome::Failed,
@@ -472,11 +494,7 @@ impl Decision<'_> {
             ..self.wait()
         };
         // A payment that failed before has had its effect: an order that is open now was opened again.
-        if let Some(order) = order
-            && !was_failed
-            && order.status.is_open()
-            && !self.may_be_paid_otherwise(order)
-        {
+        if !was_failed && order.status.is_open() && !self.may_be_paid_otherwise(order) {
             resolution.order = Some(OrderChange { status: OrderStatus::Failed, paid_by: None });
             resolution.stock = StockChange::Release;
             resolution.events.push(self.event(EventKind::OrderFailed, ""));
@@ -548,6 +566,10 @@ impl Decision<'_> {
     // ---- Inconclusive
 
     fn inconclusive(&self, reason: Inconclusive, judged: &Judged) -> Resolution {
+        if let Some(known) = self.known_final() {
+            // No reader is needed for what is final: its order may owe the money back since.
+            return self.settled(known);
+        }
         let unreadable = match reason {
             Inconclusive::ChainNotConfigured => Some(FlagKind::ChainNotConfigured),
             Inconclusive::UnsupportedMethod => Some(FlagKind::UnsupportedMethod),
@@ -558,9 +580,13 @@ impl Decision<'_> {
             return Resolution { outcome: Outcome::Flagged, ..Resolution::only_watch(next) }
                 .flagged(kind, json!({ "problem": judged.problem }));
         }
-        let payment = self.situation.payment;
+        let Situation { payment, recorded, .. } = *self.situation;
         let resolution = self.wait_as_recorded();
-        if payment.status.is_open() && self.now >= self.policy.deadline(payment) {
+        let nobody_knows = match payment.status {
+            PaymentStatus::Settled => recorded.is_none(),
+            status => status.is_open(),
+        };
+        if nobody_knows && self.now >= self.policy.deadline(payment) {
             let detail = json!({ "reason": reason.code(), "evidence": judged.evidence });
             return resolution.flagged(FlagKind::InconclusiveAtDeadline, detail);
         }

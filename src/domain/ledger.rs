@@ -70,10 +70,7 @@ impl Ledger {
         policy: &Policy,
         now: Timestamp,
     ) -> Vec<Decided> {
-        batch.sort_by_key(|judged| match &judged.verdict {
-            Verdict::Settled(s) => (0, s.transfer.block.number, s.transfer.log_index),
-            _ => (1, 0, 0),
-        });
+        batch.sort_by_key(Judged::chain_order);
         batch
             .into_iter()
             .map(|judged| {

@@ -82,6 +82,14 @@ pub struct Judged {
 }
 
 impl Judged {
+    /// Settled payments by block and log index, before all others: the order to resolve a batch in.
+    pub fn chain_order(&self) -> (bool, u64, u64) {
+        match &self.verdict {
+            Verdict::Settled(s) => (false, s.transfer.block.number, s.transfer.log_index),
+            _ => (true, 0, 0),
+        }
+    }
+
     /// `kind` or `kind:reason` of the verdict, as watches and checks store it.
     pub fn verdict_code(&self) -> String {
         match self.verdict.reason() {

@@ -104,15 +104,12 @@ pub fn due_times(
         },
         None => NextCheck { phase: Phase::Reconcile, at: mandatory },
     };
-    let block_final = match verdict {
-        Verdict::Settled(settlement) => Timestamp::from(settlement.transfer.block.time),
-        _ => now,
-    }
-    .saturating_add(timing.finality_margin);
-    DueTimes {
-        open,
-        late: Some(negative_provable).filter(|at| *at > now),
-        finality: block_final.max(now.saturating_add(timing.finality_retry)),
-        reopened: now,
-    }
+    let retry = now.saturating_add(timing.finality_retry);
+    let finality = match verdict {
+        Verdict::Settled(settlement) => Timestamp::from(settlement.transfer.block.time)
+            .saturating_add(timing.finality_margin)
+            .max(retry),
+        _ => retry,
+    };
+    DueTimes { open, late: Some(negative_provable).filter(|at| *at > now), finality, reopened: now }
 }

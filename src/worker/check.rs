@@ -190,6 +190,9 @@ impl Checker {
                     _ => None,
                 })
                 .collect();
+            // Chain order across transactions as well: the first transfer pays.
+            let mut batch = batch;
+            batch.sort_by_key(Judged::chain_order);
             for chunk in chunks(batch, APPLY_BATCH_MAX) {
                 let now = self.clock.now();
                 let applied = self.store.apply(&lease, chunk, &policy, now).await?;
@@ -241,6 +244,7 @@ impl Checker {
             Ok(_) => return None,
         };
         let now = self.clock.now();
+        let later = now.saturating_add(self.settings.lease_ttl);
         Some(Judged {
             payment_id: followed.watch.payment_id.clone(),
             checked_at: now,
@@ -250,8 +254,8 @@ impl Checker {
             due: DueTimes {
                 open: NextCheck { phase: Phase::Reconcile, at: None },
                 late: None,
-                finality: now,
-                reopened: now,
+                finality: later,
+                reopened: later,
             },
         })
     }
@@ -338,7 +342,7 @@ async fn read_chain(
 
     if breadth == Breadth::FirstAnswer && watched.chain.settings().endpoints.len() > 1 {
         let ending: Vec<usize> = (0..payments.len())
-            .filter(|i| may_end_badly(&verdicts[*i], &payments[*i], policy))
+            .filter(|i| may_end_badly(&verdicts[*i], &group[*i].0, &payments[*i], policy))
             .collect();
         if !ending.is_empty() {
             let asked: Vec<Payment> = ending.iter().map(|i| payments[*i].clone()).collect();
@@ -393,15 +397,28 @@ async fn read_within(
 }
 
 /// Whether this verdict may fail a payment, or wait on a reorg: then one endpoint's word is not enough.
-fn may_end_badly(verdict: &Verdict, payment: &Payment, policy: &Policy) -> bool {
+fn may_end_badly(
+    verdict: &Verdict,
+    followed: &Followed,
+    payment: &Payment,
+    policy: &Policy,
+) -> bool {
     match verdict {
         Verdict::Unsettleable { .. } => true,
         Verdict::Inconclusive(Inconclusive::QuorumNotMet) => true,
         Verdict::Pending { as_of, .. } => {
-            as_of.time.reached(policy.deadline(payment)) || !payment.status.is_open()
+            as_of.time.reached(policy.deadline(payment))
+                || !payment.status.is_open()
+                || was_settled(followed)
         }
         Verdict::Settled(_) | Verdict::Inconclusive(_) => false,
     }
+}
+
+/// Whether a transfer was seen before: if it cannot be seen any more, that may be a reorg.
+fn was_settled(followed: &Followed) -> bool {
+    let verdict = followed.watch.last_verdict.as_deref();
+    followed.watch.phase == Phase::Finality || verdict.is_some_and(|v| v.starts_with("settled"))
 }
 
 /// Whether the verdict could change anything but its watch. When in doubt it is resolved, on fresh rows.
@@ -422,10 +439,8 @@ fn needs_resolving(
             ]
             .iter()
             .any(|reason| earlier == Some(&format!("inconclusive:{}", reason.code())));
-            // A recorded transfer that cannot be seen any more may be a reorg.
-            let was_settled = earlier.is_some_and(|verdict| verdict.starts_with("settled"));
             was_unreadable
-                || was_settled
+                || was_settled(followed)
                 || !payment.status.is_open()
                 || !matches!(followed.watch.phase, Phase::Targeted | Phase::Reconcile)
                 || judged.verdict.is_past(policy.deadline(payment), judged.checked_at)

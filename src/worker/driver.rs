@@ -97,7 +97,10 @@ pub struct Driver {
     running: Vec<JoinHandle<()>>,
 }
 
-/// The longest wait between two failing activations.
+/// The wait after a first failure, doubled with each one after it.
+const BACKOFF_MIN: Duration = Duration::from_millis(500);
+const BACKOFF_DOUBLINGS_MAX: u32 = 6;
+/// The longest wait between two failing activations, whatever the task's own period.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// The shortest wait between two activations.
 const PAUSE_MIN: Duration = Duration::from_millis(5);
@@ -188,9 +191,8 @@ impl Runner {
         };
         self.metrics.task_failures.with_label_values(&[name]).inc();
         state.failures_in_a_row = state.failures_in_a_row.saturating_add(1);
-        let doublings = state.failures_in_a_row.min(5);
-        let pause = self.period.max(Duration::from_millis(500)).saturating_mul(1 << doublings);
-        let pause = pause.min(BACKOFF_MAX.max(self.period));
+        let doublings = state.failures_in_a_row.min(BACKOFF_DOUBLINGS_MAX);
+        let pause = BACKOFF_MIN.saturating_mul(1 << doublings).min(BACKOFF_MAX);
         tracing::error!(task = name, error, retry_in_secs = pause.as_secs_f64(), "a task failed");
         state.last_error = Some(error);
         pause

@@ -20,18 +20,25 @@ pub struct Reconcile {
 }
 
 impl Reconcile {
-    /// Reads every open watch once. Returns how many.
+    /// Reads every open watch once. Returns how many. A page that cannot be written does not keep the
+    /// others from being read (I11); the first such error is returned at the end.
     pub async fn reconcile(&self, stop: &Stop) -> Result<usize, StoreError> {
         let mut read = 0;
         let mut after = None;
+        let mut first_error = None;
         while !stop.is_requested() {
             let leased = self.checker.lease_page(after.as_ref(), self.page_size).await?;
             let Some(last) = leased.followed().last() else { break };
             after = Some(last.watch.payment_id.clone());
             read += leased.followed().len();
-            self.checker.finish(leased, stop).await?;
+            if let Err(error) = self.checker.finish(leased, stop).await {
+                first_error.get_or_insert(error);
+            }
         }
-        Ok(read)
+        match first_error {
+            Some(error) => Err(error),
+            None => Ok(read),
+        }
     }
 }
 

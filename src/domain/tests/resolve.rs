@@ -788,3 +788,66 @@ fn writing_an_ending_again_over_a_careless_gateway_tells_nobody() {
     assert_eq!(ledger.told(), "p1=settled, o=paid by p1");
     assert!(events(&resolution).is_empty());
 }
+
+// ---- When something cannot be read
+
+#[test]
+fn what_is_final_needs_no_reader() {
+    let row = with_status(p1(), PaymentStatus::Settled);
+    let unreachable = Verdict::Inconclusive(Inconclusive::ReadFailed(ReadFailureKind::Unreachable));
+    let mut ledger =
+        Ledger::of(&[row], &[order("o", O::Undelivered, Some("p1"))]).with_record(&p1(), 9, Final);
+    let resolution = ledger.apply("p1", unreachable.clone(), &default());
+    assert_eq!(ledger.told(), "p1=settled, o=undelivered by p1, refund p1=owed");
+    assert_eq!(resolution.watch.next.phase, Phase::Closed);
+
+    // Tentative, it could still be taken away: nothing is concluded without a reader (I2).
+    let row = with_status(p1(), PaymentStatus::Settled);
+    let mut ledger = Ledger::of(&[row], &[order("o", O::Undelivered, Some("p1"))]).with_record(
+        &p1(),
+        9,
+        Tentative,
+    );
+    ledger.apply("p1", unreachable, &default());
+    assert_eq!(ledger.told(), "p1=settled, o=undelivered by p1");
+}
+
+#[test]
+fn what_the_gateway_alone_calls_settled_and_nobody_can_read_is_flagged_at_the_deadline() {
+    let row = with_status(p1(), PaymentStatus::Settled);
+    let mut ledger = Ledger::of(&[row], &[order("o", O::Undelivered, Some("p1"))]);
+    let verdict = Verdict::Inconclusive(Inconclusive::UsedWithoutLog);
+    let resolution = ledger.apply("p1", verdict, &default());
+    assert_eq!(flags(&resolution), ["inconclusive_at_deadline"]);
+}
+
+#[test]
+fn a_payment_is_not_failed_while_its_order_cannot_be_read() {
+    let mut ledger = Ledger::of(&[p1()], &[]);
+    let resolution = ledger.apply("p1", pending(DEADLINE_BLOCK), &default());
+    assert_eq!(ledger.told(), "p1=unknown");
+    assert_eq!(flags(&resolution), ["order_unreadable"]);
+    assert_eq!(resolution.watch.next, NextCheck { phase: Phase::Reconcile, at: None });
+
+    ledger.orders.insert(OrderId::from("o"), order("o", O::Paying, None));
+    let resolution = ledger.apply("p1", pending(DEADLINE_BLOCK), &default());
+    assert_eq!(ledger.told(), "p1=failed, o=failed", "mended, both fail");
+    assert!(resolution.close_flags.contains(&FlagKind::OrderUnreadable));
+}
+
+#[test]
+fn a_settled_payment_whose_money_may_be_owed_is_not_let_go_without_a_record() {
+    // The row was changed after its transfer became final, and then the work failed.
+    let mut row = with_status(p1(), PaymentStatus::Settled);
+    row.amount = amount(2);
+    let mut ledger = Ledger::of(&[row.clone()], &[order("o", O::Undelivered, Some("p1"))])
+        .with_record(&p1(), 9, Final);
+    let used = Verdict::Unsettleable {
+        reason: Unsettleable::UsedElsewhere,
+        as_of: block(20),
+        consumption: Some(paying(&p1(), block(9), 4)),
+    };
+    let resolution = ledger.apply("p1", used, &default());
+    assert_eq!(resolution.watch.next.phase, Phase::Reconcile, "discovery would find it again");
+    assert_eq!(flags(&resolution), ["nonce_used_elsewhere"]);
+}
