@@ -145,8 +145,20 @@ impl Endpoint {
         let width = u32::try_from(self.memory().log_width.blocks()).unwrap_or(u32::MAX);
         let gap_max = settings.block_time.saturating_mul(width) / 2;
         let mut found = Vec::new();
+        let mut silent: Option<ReadFailure> = None;
         for group in groups(asked, used, gap_max, settings.batch_max) {
+            if let Some(failure) = &silent {
+                // Whoever does not answer is not asked again and again: others are waiting.
+                outcomes.extend(group.iter().map(|index| (*index, Err(failure.clone()))));
+                continue;
+            }
             self.find_consumptions(settings, asked, &group, heads, &mut found, &mut outcomes).await;
+            silent = group.iter().find_map(|index| match outcomes.get(index) {
+                Some(Err(failure)) if failure.kind == ReadFailureKind::Unreachable => {
+                    Some(failure.clone())
+                }
+                _ => None,
+            });
         }
         let transfers = self.find_transfers(settings, &mut found).await;
         let canonical = self.canonical(&found, &heads.head).await;

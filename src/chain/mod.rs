@@ -13,14 +13,14 @@ mod multicall;
 mod transport;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use alloy_primitives::{Address, address};
 use url::Url;
 
 use crate::domain::{
     ChainId, ConsumptionKind, EndpointName, Evidence, Method, NonceState, Observation, Payment,
-    ReadFailure, Reading, Timestamp,
+    ReadFailure, ReadFailureKind, Reading, Timestamp,
 };
 use eip3009::Asked;
 use endpoint::Endpoint;
@@ -142,12 +142,15 @@ impl Chain {
     /// Reads about exactly these payments (all of this chain and of `method = eip3009`), in batches.
     /// Answers in the same order. Never fails: what could not be read is a reading that says why.
     ///
-    /// `now` is the local time, used for nothing but the age of an endpoint's head.
+    /// It takes at most `within`: each endpoint has its share, so that one that hangs neither keeps the
+    /// next from being asked nor takes away what others have answered. `now` is the local time, used for
+    /// nothing but the age of an endpoint's head.
     pub async fn read(
         &self,
         payments: &[Payment],
         breadth: Breadth,
         now: Timestamp,
+        within: Duration,
     ) -> Vec<Evidence> {
         debug_assert!(payments.iter().all(|payment| {
             payment.chain_id == self.settings.chain_id && payment.method == Method::Eip3009
@@ -158,8 +161,10 @@ impl Chain {
         }
         let asked: Vec<Asked> = payments.iter().map(Asked::from).collect();
         match breadth {
-            Breadth::FirstAnswer => self.read_until_answered(&asked, now, &mut evidence).await,
-            Breadth::All => self.read_all(asked.into(), now, &mut evidence).await,
+            Breadth::FirstAnswer => {
+                self.read_until_answered(&asked, now, within, &mut evidence).await
+            }
+            Breadth::All => self.read_all(asked.into(), now, within, &mut evidence).await,
         }
         evidence
     }
@@ -169,12 +174,16 @@ impl Chain {
         &self,
         asked: &[Asked],
         now: Timestamp,
+        within: Duration,
         evidence: &mut [Evidence],
     ) {
+        let ends_at = Instant::now() + within;
         let mut open: Vec<usize> = (0..asked.len()).collect();
-        for endpoint in &self.endpoints {
+        for (place, endpoint) in self.endpoints.iter().enumerate() {
             let question: Vec<Asked> = open.iter().map(|index| asked[*index]).collect();
-            let outcomes = ask(endpoint, &self.settings, &question, now).await;
+            let waiting = u32::try_from(self.endpoints.len() - place).unwrap_or(u32::MAX);
+            let share = ends_at.saturating_duration_since(Instant::now()) / waiting;
+            let outcomes = ask(endpoint, &self.settings, &question, now, share).await;
             let mut unanswered = Vec::new();
             for (index, outcome) in open.into_iter().zip(outcomes) {
                 if !is_evidence(&outcome) {
@@ -191,13 +200,21 @@ impl Chain {
     }
 
     /// Asks every endpoint about everything, at the same time.
-    async fn read_all(&self, asked: Arc<[Asked]>, now: Timestamp, evidence: &mut [Evidence]) {
+    async fn read_all(
+        &self,
+        asked: Arc<[Asked]>,
+        now: Timestamp,
+        within: Duration,
+        evidence: &mut [Evidence],
+    ) {
         // Not detached: when this future is dropped, so is the set, and the reads end.
         let mut reads = tokio::task::JoinSet::new();
         for (place, endpoint) in self.endpoints.iter().enumerate() {
             let (endpoint, settings) = (endpoint.clone(), self.settings.clone());
             let asked = asked.clone();
-            reads.spawn(async move { (place, ask(&endpoint, &settings, &asked, now).await) });
+            reads.spawn(
+                async move { (place, ask(&endpoint, &settings, &asked, now, within).await) },
+            );
         }
         let mut answers = reads.join_all().await;
         answers.sort_by_key(|(place, _)| *place);
@@ -216,8 +233,14 @@ async fn ask(
     settings: &ChainSettings,
     asked: &[Asked],
     now: Timestamp,
+    within: Duration,
 ) -> Vec<Result<Observation, ReadFailure>> {
-    let outcomes = endpoint.read_eip3009(settings, asked, now).await;
+    let read = endpoint.read_eip3009(settings, asked, now);
+    let outcomes = tokio::time::timeout(within, read).await.unwrap_or_else(|_| {
+        let detail = format!("the read was given up after {:.1} s", within.as_secs_f64());
+        let failure = ReadFailure::new(ReadFailureKind::Unreachable, detail);
+        vec![Err(failure); asked.len()]
+    });
     endpoint.report_health(settings.chain_id, &outcomes);
     outcomes
 }

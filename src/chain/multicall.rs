@@ -45,6 +45,10 @@ fn no_code(token: Address) -> ReadFailure {
     )
 }
 
+fn is_out_of_gas(failure: &ReadFailure) -> bool {
+    failure.kind == ReadFailureKind::RpcError && failure.detail.to_lowercase().contains("gas")
+}
+
 fn check_chain_id(settings: &ChainSettings, id: U256) -> Result<(), ReadFailure> {
     let wanted = settings.chain_id;
     if id == U256::from(wanted.get()) {
@@ -86,8 +90,10 @@ impl Endpoint {
         asked: &[Asked],
         head: &BlockRef,
     ) -> Vec<Result<bool, ReadFailure>> {
-        let mut states = Vec::with_capacity(asked.len());
-        for chunk in asked.chunks(settings.batch_max) {
+        let mut states: Vec<Result<bool, ReadFailure>> = Vec::with_capacity(asked.len());
+        // A stack of what is left to ask, the next on top.
+        let mut left: Vec<&[Asked]> = asked.chunks(settings.batch_max).rev().collect();
+        while let Some(chunk) = left.pop() {
             let known_absent = self.memory().multicall_absent;
             let read = match known_absent {
                 true => Ok(None),
@@ -95,8 +101,28 @@ impl Endpoint {
             };
             match read {
                 Ok(Some(read)) => states.extend(read),
-                Ok(None) => states.extend(self.states_one_by_one(settings, chunk, head).await),
-                Err(failure) => states.extend(chunk.iter().map(|_| Err(failure.clone()))),
+                Ok(None) => {
+                    let read = self.states_one_by_one(settings, chunk, head).await;
+                    // Only an endpoint that answers otherwise is known to lack Multicall3.
+                    if read.iter().any(Result::is_ok) {
+                        self.memory().multicall_absent = true;
+                    }
+                    states.extend(read);
+                }
+                // One token may burn all the gas of a call: the others must not pay for it (I11).
+                Err(failure) if is_out_of_gas(&failure) && chunk.len() > 1 => {
+                    let (first, second) = chunk.split_at(chunk.len() / 2);
+                    left.extend([second, first]);
+                }
+                Err(failure) => {
+                    let gives_up = failure.kind == ReadFailureKind::Unreachable;
+                    states.extend(chunk.iter().map(|_| Err(failure.clone())));
+                    if gives_up {
+                        // Whoever does not answer is not asked again and again: others are waiting.
+                        states.resize(asked.len(), Err(failure));
+                        break;
+                    }
+                }
             }
         }
         states
@@ -125,7 +151,6 @@ impl Endpoint {
         let result = self.transport.call(call_at(head.hash, multicall, data)).await?;
         let answer: Bytes = decode("aggregate3", &result)?;
         if answer.is_empty() {
-            self.memory().multicall_absent = true;
             return Ok(None);
         }
         parse_aggregate(settings, asked, head, &answer).map(Some)

@@ -283,8 +283,11 @@ fn parse_answers(body: &[u8], calls: usize) -> Option<Vec<CallResult>> {
 
 /// Decodes a result; one of another shape is a bad answer.
 pub(super) fn decode<T: DeserializeOwned>(what: &str, result: &RawValue) -> Result<T, CallError> {
-    serde_json::from_str(result.get())
-        .map_err(|error| CallError::BadAnswer(format!("{what}: {error}")))
+    // The parser's own words would quote the answer, which may be long or hold a key.
+    serde_json::from_str(result.get()).map_err(|error| {
+        let place = error.column();
+        CallError::BadAnswer(format!("{what}: not of the expected form at character {place}"))
+    })
 }
 
 #[cfg(test)]

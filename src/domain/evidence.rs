@@ -142,6 +142,9 @@ column_code! {
     }
 }
 
+/// How much is kept of what an endpoint said.
+const DETAIL_CHARS_MAX: usize = 300;
+
 /// A read that gave no evidence, and why. The detail never holds a URL.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{kind}: {detail}")]
@@ -154,8 +157,13 @@ pub struct ReadFailure {
 
 impl ReadFailure {
     /// A failure of this kind.
+    /// It is kept once per payment and check, so the detail is cut short.
     pub fn new(kind: ReadFailureKind, detail: impl Into<String>) -> Self {
-        Self { kind, detail: detail.into() }
+        let mut detail = detail.into();
+        if let Some((end, _)) = detail.char_indices().nth(DETAIL_CHARS_MAX) {
+            detail.truncate(end);
+        }
+        Self { kind, detail }
     }
 }
 

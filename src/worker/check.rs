@@ -336,7 +336,7 @@ async fn read_chain(
     let payments: Vec<Payment> = group.iter().map(|(_, payment)| payment.clone()).collect();
     let breadth = if policy.positive_quorum > 1 { Breadth::All } else { Breadth::FirstAnswer };
     let started = tokio::time::Instant::now();
-    let mut evidence = read_within(watched, &payments, breadth, clock, budget).await;
+    let mut evidence = watched.chain.read(&payments, breadth, clock.now(), budget).await;
     let mut verdicts: Vec<Verdict> =
         payments.iter().zip(&evidence).map(|(p, e)| judge(p, e, policy)).collect();
 
@@ -347,7 +347,7 @@ async fn read_chain(
         if !ending.is_empty() {
             let asked: Vec<Payment> = ending.iter().map(|i| payments[*i].clone()).collect();
             let left = budget.saturating_sub(started.elapsed());
-            let wider = read_within(watched, &asked, Breadth::All, clock, left).await;
+            let wider = watched.chain.read(&asked, Breadth::All, clock.now(), left).await;
             for (i, wide) in ending.into_iter().zip(wider) {
                 verdicts[i] = judge(&payments[i], &wide, policy);
                 evidence[i] = wide;
@@ -376,24 +376,6 @@ async fn read_chain(
             problem: None,
         })
         .collect()
-}
-
-/// Reads within a budget of time: when it is used up, nothing was shown, and nothing is concluded (I2).
-async fn read_within(
-    watched: &WatchedChain,
-    payments: &[Payment],
-    breadth: Breadth,
-    clock: &dyn Clock,
-    budget: Duration,
-) -> Vec<Evidence> {
-    match tokio::time::timeout(budget, watched.chain.read(payments, breadth, clock.now())).await {
-        Ok(evidence) => evidence,
-        Err(_) => {
-            let chain = watched.chain.settings().chain_id;
-            tracing::warn!(%chain, payments = payments.len(), "reading the chain took longer than a lease allows");
-            payments.iter().map(|_| Evidence::default()).collect()
-        }
-    }
 }
 
 /// Whether this verdict may fail a payment, or wait on a reorg: then one endpoint's word is not enough.

@@ -47,6 +47,9 @@ pub(crate) trait TestChain: Sized {
     async fn remove_multicall(&self);
 }
 
+/// Longer than any read of a test takes.
+const READ_WITHIN: Duration = Duration::from_secs(120);
+
 /// So many blocks exist from the start.
 pub(crate) const HISTORY: u64 = 20;
 /// So many payers hold the token.
@@ -183,7 +186,18 @@ impl Reader {
         now_secs: i64,
     ) -> Vec<Evidence> {
         let now = Timestamp::from_millis(now_secs * 1_000);
-        let evidence = self.chain.read(payments, breadth, now).await;
+        self.read_within(payments, breadth, now, READ_WITHIN).await
+    }
+
+    /// Reads in no longer than `within`.
+    pub(crate) async fn read_within(
+        &self,
+        payments: &[Payment],
+        breadth: Breadth,
+        now: Timestamp,
+        within: Duration,
+    ) -> Vec<Evidence> {
+        let evidence = self.chain.read(payments, breadth, now, within).await;
         assert_eq!(evidence.len(), payments.len());
         evidence
     }

@@ -1,9 +1,12 @@
 //! What a faulty endpoint in front of an honest chain must not make us believe.
 
-use alloy_primitives::B256;
+use std::time::Duration;
+
+use alloy_primitives::{Address, B256};
+use reconciled::chain::Breadth;
 use reconciled::domain::{
-    ConsumptionKind, Evidence, Inconclusive, NonceState, Payment, Policy, ReadFailureKind, Verdict,
-    judge,
+    ConsumptionKind, Evidence, Inconclusive, NonceState, Payment, Policy, ReadFailureKind,
+    Timestamp, Verdict, judge,
 };
 use serde_json::{Value, json};
 use url::Url;
@@ -241,4 +244,63 @@ pub(crate) async fn a_failed_log_read_fails_only_the_used_payments<C: TestChain>
     assert_eq!(failures(&evidence[0]), [Some(ReadFailureKind::RpcError)]);
     assert_eq!(observed(&evidence[1]).nonce, NonceState::Unused);
     assert_eq!(reader.calls.of("eth_getLogs"), 1, "nothing is retried");
+}
+
+/// An endpoint that takes every connection and never says a word. It ends with the test's runtime.
+async fn hanging() -> Url {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        let mut held = Vec::new();
+        while let Ok((connection, _)) = listener.accept().await {
+            held.push(connection);
+        }
+    });
+    Url::parse(&url).unwrap()
+}
+
+pub(crate) async fn an_endpoint_that_hangs_takes_nothing_from_the_others<C: TestChain>() {
+    let (chain, payments, _) = staged::<C>().await;
+    // Its requests would time out long after the whole read has to be over.
+    let reader = Reader::with(settings(&chain, &[hanging().await, chain.url()]));
+    let now = Timestamp::from_millis(0);
+    for breadth in [Breadth::FirstAnswer, Breadth::All] {
+        let within = Duration::from_secs(6);
+        let evidence = reader.read_within(&payments, breadth, now, within).await;
+        assert_eq!(failures(&evidence[0]), [Some(ReadFailureKind::Unreachable), None]);
+        assert!(is_transferred(&evidence[0]), "{breadth:?}");
+    }
+}
+
+pub(crate) async fn a_token_that_burns_all_gas_does_not_touch_its_neighbours<C: TestChain>() {
+    let (chain, payments, _) = staged::<C>().await;
+    let burner = Address::repeat_byte(0xb4);
+    let burning = Payment { token: burner, ..payments[1].clone() };
+    let payments = [payments[0].clone(), payments[1].clone(), burning];
+    let word = format!("{burner:x}");
+    let (evidence, _) = read_through(&chain, &payments, move |call, answer| {
+        if call["method"] == "eth_call" && call["params"][0].to_string().contains(&word) {
+            refuse(answer, -32000, "out of gas");
+        }
+    })
+    .await;
+    assert!(is_transferred(&evidence[0]));
+    assert_eq!(observed(&evidence[1]).nonce, NonceState::Unused);
+    let burnt = evidence.last().unwrap();
+    assert_eq!(failures(burnt), [Some(ReadFailureKind::RpcError)]);
+}
+
+pub(crate) async fn what_an_endpoint_says_is_never_kept_whole<C: TestChain>() {
+    let (chain, payments, _) = staged::<C>().await;
+    let (evidence, _) = read_through(&chain, &payments, |call, answer| {
+        if call["method"] == "eth_getBlockByNumber" {
+            answer["result"] = json!("KEY".repeat(100_000));
+        }
+    })
+    .await;
+    for evidence in evidence {
+        assert_eq!(failures(&evidence), [Some(ReadFailureKind::BadAnswer)]);
+        let told = serde_json::to_string(&evidence).unwrap();
+        assert!(told.len() < 1_000 && !told.contains("KEY"), "{told}");
+    }
 }
