@@ -6,7 +6,6 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Context;
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
@@ -16,10 +15,13 @@ use crate::config::ConfigError;
 use crate::sim::runner::{Ended, Nobody, Runner};
 use crate::sim::scenario::Scenario;
 use crate::sim::stage::Stage;
+use crate::telemetry::error_chain;
 
 /// How one case ended.
 enum Case {
     Ran(Ended),
+    /// The story could not be played to its end.
+    Broke(String),
     NotSupported(&'static str),
 }
 
@@ -32,7 +34,7 @@ pub async fn drill(args: &DrillArgs) -> anyhow::Result<Ending> {
         let name = file.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
         let case = match scenario.unsupported() {
             Some(reason) => Case::NotSupported(reason),
-            None => Case::Ran(run(scenario, args).await.with_context(|| format!("case {name}"))?),
+            None => run(scenario, stage(args).await?).await,
         };
         cases.push((name, case));
     }
@@ -45,18 +47,30 @@ pub async fn drill(args: &DrillArgs) -> anyhow::Result<Ending> {
     Ok(if wrong == 0 { Ending::Good } else { Ending::Wrong })
 }
 
-async fn run(scenario: Scenario, args: &DrillArgs) -> anyhow::Result<Ended> {
-    let stage = match (args.store, &args.postgres) {
-        (DrillStore::Sqlite, _) => Stage::sqlite()?,
-        (DrillStore::Postgres, Some(url)) => Stage::postgres(url).await?,
+async fn stage(args: &DrillArgs) -> anyhow::Result<Stage> {
+    match (args.store, &args.postgres) {
+        (DrillStore::Sqlite, _) => Stage::sqlite(),
+        (DrillStore::Postgres, Some(url)) => Stage::postgres(url).await,
         (DrillStore::Postgres, None) => {
-            return Err(usage("--store postgres", "needs --postgres URL of a server").into());
+            Err(usage("--store postgres", "needs --postgres URL of a server").into())
         }
-    };
+    }
+}
+
+/// Plays one story. Whatever becomes of it, its stage is struck and the next case runs.
+async fn run(scenario: Scenario, stage: Stage) -> Case {
+    let played = play(scenario, &stage).await;
+    let struck = stage.strike().await;
+    match played.and_then(|ended| struck.map(|()| ended)) {
+        Ok(ended) => Case::Ran(ended),
+        Err(error) => Case::Broke(error_chain(error.as_ref())),
+    }
+}
+
+async fn play(scenario: Scenario, stage: &Stage) -> anyhow::Result<Ended> {
     let mut runner = Runner::new(scenario, &stage.url()).await?;
     let ended = runner.play(&mut Nobody).await;
     runner.finish().await?;
-    stage.strike().await?;
     ended
 }
 
@@ -90,28 +104,32 @@ fn is_case(path: &Path) -> bool {
 
 impl Case {
     fn is_wrong(&self) -> bool {
-        matches!(self, Self::Ran(ended) if !ended.wrong.is_empty())
+        match self {
+            Self::Ran(ended) => !ended.wrong.is_empty(),
+            Self::Broke(_) => true,
+            Self::NotSupported(_) => false,
+        }
     }
 
     /// The longest of its detection delays.
     fn delay(&self) -> Option<Duration> {
         match self {
             Self::Ran(ended) => ended.delays.values().max().copied(),
-            Self::NotSupported(_) => None,
+            Self::Broke(_) | Self::NotSupported(_) => None,
         }
     }
 
     fn requests(&self) -> u64 {
         match self {
             Self::Ran(ended) => ended.requests,
-            Self::NotSupported(_) => 0,
+            Self::Broke(_) | Self::NotSupported(_) => 0,
         }
     }
 
     fn word(&self) -> &'static str {
         match self {
             Self::Ran(ended) if ended.wrong.is_empty() => "right",
-            Self::Ran(_) => "WRONG",
+            Self::Ran(_) | Self::Broke(_) => "WRONG",
             Self::NotSupported(_) => "not supported yet",
         }
     }
@@ -126,6 +144,7 @@ impl Case {
                     format!("at {}: {difference}", humantime::format_duration(*at))
                 })
                 .collect(),
+            Self::Broke(error) => vec![error.clone()],
             Self::NotSupported(reason) => vec![(*reason).to_owned()],
         }
     }
