@@ -24,6 +24,8 @@ pub struct RecordedTransfer {
     pub payment_id: PaymentId,
     /// What it is.
     pub settlement: Settlement,
+    /// When this log was first recorded.
+    pub seen_at: Timestamp,
 }
 
 /// A client's idempotency key.
@@ -79,7 +81,7 @@ impl Ledger {
                     None => unreadable(&judged),
                 };
                 let decided = self.decided(judged, resolution);
-                self.commit(&decided.judged.payment_id, &decided.resolution);
+                self.commit(&decided.judged.payment_id, &decided.resolution, now);
                 decided
             })
             .collect()
@@ -165,8 +167,8 @@ impl Ledger {
             .filter(|owner| **owner != payment.id)
     }
 
-    /// Stands as the database will once `resolution` is written.
-    pub fn commit(&mut self, payment_id: &PaymentId, resolution: &Resolution) {
+    /// Stands as the database will once `resolution` is written at `now`.
+    pub fn commit(&mut self, payment_id: &PaymentId, resolution: &Resolution, now: Timestamp) {
         let Some(order_id) = self.payments.get(payment_id).map(|p| p.order_id.clone()) else {
             return;
         };
@@ -198,9 +200,15 @@ impl Ledger {
         match resolution.transfer {
             TransferChange::Keep => {}
             TransferChange::Record(settlement) => {
-                self.transfers.retain(|t| t.payment_id != *payment_id);
-                self.transfers
-                    .push(RecordedTransfer { payment_id: payment_id.clone(), settlement });
+                // The same log may be recorded again, as final now: it was seen when it was.
+                let is_known = |t: &&RecordedTransfer| {
+                    t.payment_id == *payment_id
+                        && t.settlement.transfer.is_same_log(&settlement.transfer)
+                };
+                let seen_at = self.transfers.iter().find(is_known).map_or(now, |t| t.seen_at);
+                let payment_id = payment_id.clone();
+                self.transfers.retain(|t| t.payment_id != payment_id);
+                self.transfers.push(RecordedTransfer { payment_id, settlement, seen_at });
             }
             TransferChange::Orphan => self.transfers.retain(|t| t.payment_id != *payment_id),
         }

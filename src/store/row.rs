@@ -99,6 +99,8 @@ pub(super) struct RawTransfer {
     pub(super) tx_hash: String,
     pub(super) log_index: i64,
     pub(super) finality: String,
+    /// Unix milliseconds.
+    pub(super) seen_at: i64,
 }
 
 impl RawTransfer {
@@ -123,6 +125,7 @@ impl RawTransfer {
         Ok(RecordedTransfer {
             payment_id: PaymentId::new(self.payment_id),
             settlement: Settlement { transfer, finality },
+            seen_at: Timestamp::from_millis(self.seen_at),
         })
     }
 }

@@ -70,7 +70,7 @@ fn assert_failure_is_proven(shop: &Shop, row: &Payment, read: &Read, outcome: Ou
 fn assert_resolution_is_right(shop: &Shop, db: &mut Ledger, read: &Read, resolution: &Resolution) {
     let id = &read.judged.payment_id;
     let before = db.clone();
-    db.commit(id, resolution);
+    db.commit(id, resolution, read.judged.checked_at);
     let row = &before.payments[id];
     let refund = before.refunds.get(id).copied();
     let order = before.orders.get(&row.order_id);

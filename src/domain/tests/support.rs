@@ -204,7 +204,8 @@ impl Ledger {
     /// The payment's transfer, recorded as [`settled`] would have it.
     pub(super) fn with_record(mut self, payment: &Payment, n: u64, finality: Finality) -> Self {
         let Verdict::Settled(settlement) = settled(payment, n, finality) else { unreachable!() };
-        self.transfers.push(RecordedTransfer { payment_id: payment.id.clone(), settlement });
+        let (payment_id, seen_at) = (payment.id.clone(), secs(n * BLOCK_SECS));
+        self.transfers.push(RecordedTransfer { payment_id, settlement, seen_at });
         self
     }
 

@@ -248,13 +248,16 @@ async fn read_transfers(
         r#"SELECT payment_id AS "payment_id!", chain_id AS "chain_id!", token AS "token!",
                   payer AS "payer!", pay_to AS "pay_to!", amount::text AS "amount!",
                   block_number AS "block_number!", block_hash AS "block_hash!",
-                  extract(epoch FROM block_time)::bigint AS "block_time!", tx_hash AS "tx_hash!", log_index AS "log_index!",
-                  finality AS "finality!"
+                  extract(epoch FROM block_time)::bigint AS "block_time!", tx_hash AS "tx_hash!",
+                  log_index AS "log_index!", finality AS "finality!",
+                  (extract(epoch FROM seen_at) * 1000)::bigint AS "seen_at!"
              FROM reconciled.transfers
             WHERE orphaned_at IS NULL AND payment_id = ANY($1::text[])
             UNION
            SELECT t.payment_id, t.chain_id, t.token, t.payer, t.pay_to, t.amount::text,
-                  t.block_number, t.block_hash, extract(epoch FROM t.block_time)::bigint, t.tx_hash, t.log_index, t.finality
+                  t.block_number, t.block_hash, extract(epoch FROM t.block_time)::bigint,
+                  t.tx_hash, t.log_index, t.finality,
+                  (extract(epoch FROM t.seen_at) * 1000)::bigint
              FROM unnest($2::bigint[], $3::text[], $4::text[], $5::bigint[])
                       AS l (chain_id, block_hash, tx_hash, log_index)
              JOIN reconciled.transfers t

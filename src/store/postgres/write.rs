@@ -189,8 +189,6 @@ async fn write_identifiers(
     .await?;
     all_written("payment_identifiers", ids.len(), &result)?;
 
-    let outcomes: Vec<String> =
-        changes.values().map(|(_, d)| d.resolution.outcome.code().to_owned()).collect();
     let orders: Vec<String> = changes
         .values()
         .map(|(_, d)| d.order_id.as_ref().map_or_else(String::new, ToString::to_string))
@@ -212,7 +210,7 @@ async fn write_identifiers(
                 response_sha256 = excluded.response_sha256, updated_at = excluded.updated_at",
         &ids,
         &orders,
-        &outcomes,
+        &statuses,
         &transactions as &[Option<String>],
         now,
     )

@@ -267,7 +267,7 @@ async fn transfers(
         .collect();
     let found = sqlx::query(
         "SELECT payment_id, chain_id, token, payer, pay_to, amount, block_number, block_hash,
-            block_time, tx_hash, log_index, finality
+            block_time, tx_hash, log_index, finality, seen_at
          FROM reconciled_transfers
          WHERE id IN (
             SELECT id FROM reconciled_transfers
@@ -298,6 +298,7 @@ async fn transfers(
             tx_hash: row.try_get(9).map_err(failed(OPERATION))?,
             log_index: row.try_get(10).map_err(failed(OPERATION))?,
             finality: row.try_get(11).map_err(failed(OPERATION))?,
+            seen_at: row.try_get(12).map_err(failed(OPERATION))?,
         };
         ledger.transfers.push(raw.parse()?);
     }

@@ -172,7 +172,7 @@ async fn identifiers(
         .bind(sha256_hex(change.id.as_bytes()))
         .bind(decided.judged.payment_id.as_str())
         .bind(decided.order_id.as_ref().map(|id| id.as_str()))
-        .bind(decided.resolution.outcome.code())
+        .bind(change.status.code())
         .bind(settlement(decided).map(|s| s.transfer.tx_hash.to_string()))
         .bind(response.map(|text| sha256_hex(text.as_bytes())))
         .bind(now.as_millis())

@@ -36,6 +36,9 @@ for_each_backend!(
     a_large_batch_is_one_transaction,
 );
 
+/// What is left to say of a key when the gateway has dropped its own row.
+const RETRY: &str = "SELECT outcome FROM {retry_outcomes}";
+
 /// I4, I12: everything that a payment changes, and the evidence beside it.
 async fn a_settled_payment_pays_its_open_order(db: &TestDb) {
     for status in ["awaiting_payment", "paying", "payment_failed"] {
@@ -86,7 +89,7 @@ async fn a_settled_payment_pays_its_open_order(db: &TestDb) {
         .await;
     assert_eq!(
         kept.as_deref(),
-        Some("paid 230d8358dc8e8890b4c58deeb62912ee2f20357ae92a5cc861b98e68fe31acb5")
+        Some("settled 230d8358dc8e8890b4c58deeb62912ee2f20357ae92a5cc861b98e68fe31acb5")
     );
     assert_eq!(db.count("{retry_outcomes}").await, 3);
 }
@@ -149,6 +152,7 @@ async fn money_for_an_order_paid_by_another_payment_is_owed_back(db: &TestDb) {
     assert_eq!(db.refunds().await, ["p duplicate 1000000 owed"]);
     assert_eq!(db.events().await, ["refund.owed:o"]);
     assert_eq!(db.identifier("key").await, "settled", "the order is paid: no need to pay again");
+    assert_eq!(db.value(RETRY).await.as_deref(), Some("settled"));
     let story = db.store.story(&PaymentId::from("p")).await.unwrap().unwrap();
     let refund = story.refund.unwrap();
     let expected = refund_nonce(&payment("p", "o").parse().unwrap());
@@ -160,14 +164,18 @@ async fn money_for_an_order_paid_by_another_payment_is_owed_back(db: &TestDb) {
 
 async fn money_for_an_order_that_is_over_is_owed_back(db: &TestDb) {
     for status in ["canceled", "expired", "failed"] {
-        let id = format!("p {status}");
+        let (id, key) = (format!("p {status}"), format!("key {status}"));
         db.order_with_status(status, status).await;
         db.payment(&id, status).await;
+        db.gateway.insert_identifier(&key, &id, "in_flight", None).await.unwrap();
         let done = db.apply(&id, settled(&id)).await;
         assert_eq!((done.outcome, done.refund), (Outcome::RefundOwed, Some(RefundReason::Late)));
         assert_eq!(db.order_status(status).await, (status.to_owned(), None));
         assert_eq!(db.payment_status(&id).await, "settled");
+        assert_eq!(db.identifier(&key).await, "failed", "the buyer may pay anew");
     }
+    let outcomes = "SELECT DISTINCT outcome FROM {retry_outcomes}";
+    assert_eq!(db.value(outcomes).await.as_deref(), Some("failed"));
     let owed = |status| format!("p {status} late {AMOUNT} owed");
     assert_eq!(db.refunds().await, [owed("canceled"), owed("expired"), owed("failed")]);
 }
