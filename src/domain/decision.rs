@@ -127,10 +127,14 @@ impl Decision<'_> {
         }
     }
 
-    /// An event each time a transfer comes or goes: a reorg can take a block away and bring the same one
-    /// back, so the block alone does not tell one time from another.
+    /// An event each time a transfer comes or goes. A reorg can take a block away and bring the same one
+    /// back, so the block alone does not tell one time from another: when it was recorded does. Writing
+    /// an ending again over a careless gateway is no news, and has the same key.
     fn transfer_event(&self, kind: EventKind, settlement: &Settlement) -> Event {
-        self.event(kind, &format!("{}:{}", block_key(settlement), self.now.as_millis()))
+        let known = self.situation.recorded;
+        let known = known.filter(|r| r.settlement.transfer.is_same_log(&settlement.transfer));
+        let since = known.map_or(self.now, |recorded| recorded.seen_at);
+        self.event(kind, &format!("{}:{}", block_key(settlement), since.as_millis()))
     }
 
     fn after_settled(&self, settlement: &Settlement) -> WatchChange {
@@ -265,20 +269,13 @@ impl Decision<'_> {
             _ => Outcome::Paid,
         };
         let payment = &self.situation.payment.id;
-        let recorded = self.situation.recorded.map(|r| &r.settlement.transfer);
-        let is_recorded = recorded.is_some_and(|r| r.is_same_log(&settlement.transfer));
         debug_assert!(order.status != OrderStatus::Paid, "I3: an order is paid once");
         Resolution {
             outcome,
             order: Some(OrderChange { status: OrderStatus::Paid, paid_by: Some(payment.clone()) }),
             stock,
             identifiers: Some(IdentifierStatus::Settled),
-            // Writing an ending again over a careless gateway tells nobody anything new.
-            events: if is_recorded {
-                Vec::new()
-            } else {
-                vec![self.transfer_event(EventKind::OrderPaid, settlement)]
-            },
+            events: vec![self.transfer_event(EventKind::OrderPaid, settlement)],
             ..resolution
         }
     }

@@ -196,8 +196,13 @@ fn bound(text: &str) -> Option<BlockTime> {
     Some(BlockTime::from_secs(secs.get().min(U256::from(u64::MAX)).to::<u64>()))
 }
 
+/// Times before 1973 or after 9999 are refused: whoever writes seconds for milliseconds would otherwise
+/// have every deadline long past, and payments failed that can still land.
+const TIME_MILLIS: std::ops::RangeInclusive<i64> = 100_000_000_000..=253_402_300_799_999;
+
 fn millis(text: &str) -> Option<Timestamp> {
-    text.parse().ok().map(Timestamp::from_millis)
+    let millis = text.parse().ok()?;
+    TIME_MILLIS.contains(&millis).then(|| Timestamp::from_millis(millis))
 }
 
 impl RawPayment {
@@ -206,7 +211,7 @@ impl RawPayment {
         const ADDRESS: &str = "0x and 40 hexadecimal digits";
         const HASH: &str = "0x and 64 hexadecimal digits (32 bytes)";
         const SECONDS: &str = "Unix seconds in decimal";
-        const TIME: &str = "a time";
+        const TIME: &str = "a time (on SQLite: Unix milliseconds)";
         let c = Columns { id: &self.id };
         let text = Option::as_deref;
         let payment = Payment {

@@ -118,6 +118,8 @@ fn values_that_look_almost_right_are_refused() {
         ("method", String::new()),
         ("order_id", String::new()),
         ("created_at", "yesterday".to_owned()),
+        ("created_at", "1740672090".to_owned()),
+        ("broadcast_at", "1740672090".to_owned()),
         ("created_at", "99999999999999999999".to_owned()),
         ("tx_hash", of_bytes(31)),
     ];
