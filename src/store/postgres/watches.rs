@@ -44,7 +44,8 @@ pub(super) async fn discover(
                 UNION
                SELECT p.id, p.created_at
                  FROM page p JOIN orders o ON o.id = p.order_id
-                WHERE o.status = 'paid' AND o.paid_by <> p.id AND p.status = 'settled'
+                WHERE o.status = 'paid' AND o.paid_by <> p.id AND o.paid_by <> ''
+                  AND p.status = 'settled'
            ), found AS (
                SELECT id, created_at FROM unwatched
                 UNION ALL
@@ -96,6 +97,7 @@ pub(super) async fn lease_due(
 ) -> Result<Vec<Followed>, StoreError> {
     let mut rows = sqlx::query_as!(
         WatchRow,
+        // An array is looked up by index; a join may read the whole table instead.
         r#"WITH due AS MATERIALIZED (
                SELECT payment_id
                  FROM reconciled.watches
@@ -107,8 +109,7 @@ pub(super) async fn lease_due(
            )
            UPDATE reconciled.watches w
               SET lease_token = $1, lease_expires_at = $3
-             FROM due
-            WHERE w.payment_id = due.payment_id
+            WHERE w.payment_id = ANY (ARRAY(SELECT payment_id FROM due))
            RETURNING w.payment_id, w.phase, w.opened_at, w.next_check_at, w.checks_done,
                      w.consecutive_inconclusive, w.schedule_id, w.last_verdict"#,
         lease.token,
@@ -144,8 +145,7 @@ pub(super) async fn lease_page(
            ), leased AS (
                UPDATE reconciled.watches w
                   SET lease_token = $1, lease_expires_at = $3
-                 FROM page
-                WHERE w.payment_id = page.payment_id
+                WHERE w.payment_id = ANY (ARRAY(SELECT payment_id FROM page))
                RETURNING w.*
            )
            SELECT payment_id AS "payment_id!", phase AS "phase!", opened_at AS "opened_at!",
@@ -229,8 +229,7 @@ pub(super) async fn refuse(
     checks: &[Judged],
     problem: &str,
 ) -> Result<(), StoreError> {
-    let next =
-        |c: &Judged| Next { phase: None, at: Some(c.due.open.at.unwrap_or(c.due.finality)) };
+    let next = |c: &Judged| Next { phase: None, at: Some(c.due.open.at.unwrap_or(c.due.finality)) };
     let detail = one_line(&format!("not applied: {problem}"));
     write_checks(pool, lease, checks, next, Some(detail)).await.map(|_| ())
 }
@@ -343,6 +342,9 @@ pub(super) async fn recheck(
              FROM payments WHERE id = ANY($1::text[]) ORDER BY id
            ON CONFLICT (payment_id) DO UPDATE
               SET next_check_at = $2,
+                  -- Whoever is checking it right now must not overwrite when it is due.
+                  lease_token = NULL,
+                  lease_expires_at = NULL,
                   phase = CASE WHEN w.phase = 'closed' THEN 'targeted' ELSE w.phase END,
                   opened_at = CASE WHEN w.phase = 'closed' THEN $2 ELSE w.opened_at END,
                   checks_done = CASE WHEN w.phase = 'closed' THEN 0 ELSE w.checks_done END,

@@ -39,7 +39,10 @@ async fn a_vanished_transfer_opens_everything_again(db: &TestDb) {
     assert!(story.payment.get("settled_at").is_none());
     let watch = story.watch.unwrap();
     assert_eq!((watch.opened_at, watch.checks_done), (at(30), 0), "the repeats start anew");
-    assert_eq!(db.value("SELECT outcome FROM {retry_outcomes}").await.as_deref(), Some("in_flight"));
+    assert_eq!(
+        db.value("SELECT outcome FROM {retry_outcomes}").await.as_deref(),
+        Some("in_flight")
+    );
 }
 
 async fn what_was_reopened_can_be_paid_again_by_the_same_log_in_another_block(db: &TestDb) {
