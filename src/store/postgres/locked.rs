@@ -20,7 +20,7 @@ pub(super) async fn lock_watches(
     connection: &mut PgConnection,
     lease: &Lease,
     batch: &[Judged],
-) -> Result<BTreeSet<String>, ApplyError> {
+) -> Result<BTreeSet<String>, sqlx::Error> {
     let held = sqlx::query_scalar!(
         "SELECT payment_id FROM reconciled.watches
           WHERE payment_id = ANY($1::text[]) AND lease_token = $2

@@ -48,12 +48,10 @@ pub(super) async fn write_transfers(
     sqlx::query!(
         "UPDATE reconciled.transfers t SET orphaned_at = $2
           WHERE t.payment_id = ANY($1::text[]) AND t.orphaned_at IS NULL
-            AND NOT EXISTS (
-                SELECT FROM unnest($3::text[], $4::bigint[], $5::text[], $6::text[], $7::bigint[])
-                         AS k (payment_id, chain_id, block_hash, tx_hash, log_index)
-                 WHERE k.payment_id = t.payment_id AND k.chain_id = t.chain_id
-                   AND k.block_hash = t.block_hash AND k.tx_hash = t.tx_hash
-                   AND k.log_index = t.log_index)",
+            -- NOT IN is looked up in a hash table; NOT EXISTS compares every pair.
+            AND (t.payment_id, t.chain_id, t.block_hash, t.tx_hash, t.log_index) NOT IN (
+                SELECT * FROM unnest($3::text[], $4::bigint[], $5::text[], $6::text[],
+                                     $7::bigint[]))",
         &texts(touched.iter().map(|d| &d.judged.payment_id)),
         now,
         &payments,
@@ -392,7 +390,7 @@ pub(super) async fn write_watches(
     )
     .execute(&mut *connection)
     .await?;
-    insert_checks(connection, &columns, &columns.payments).await?;
+    insert_checks(connection, &columns).await?;
     Ok(())
 }
 
@@ -420,24 +418,21 @@ impl CheckColumns {
     }
 }
 
-/// Adds to `checks` those whose payment is among `written`.
+/// Adds these checks' own rows.
 pub(super) async fn insert_checks(
     connection: &mut PgConnection,
     columns: &CheckColumns,
-    written: &[String],
 ) -> Result<(), sqlx::Error> {
     sqlx::query!(
         "INSERT INTO reconciled.checks (payment_id, checked_at, verdict, block_number, detail)
          SELECT c.payment_id, c.checked_at, c.verdict, c.block_number, c.detail
            FROM unnest($1::text[], $2::timestamptz[], $3::text[], $4::bigint[], $5::text[])
-                    AS c (payment_id, checked_at, verdict, block_number, detail)
-           JOIN unnest($6::text[]) AS w (payment_id) ON w.payment_id = c.payment_id",
+                    AS c (payment_id, checked_at, verdict, block_number, detail)",
         &columns.payments,
         &columns.times,
         &columns.verdicts,
         &columns.blocks as &[Option<i64>],
         &columns.details as &[Option<String>],
-        written,
     )
     .execute(connection)
     .await?;

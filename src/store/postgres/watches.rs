@@ -6,9 +6,10 @@ use sqlx::types::time::OffsetDateTime;
 use sqlx::{PgConnection, PgPool};
 
 use super::finish;
+use super::locked::lock_watches;
 use super::record::{CheckColumns, insert_checks};
 use super::rows::{WatchRow, datetime, parse_payment, select_payments, texts};
-use crate::domain::{Judged, PaymentId, RawPayment, Timestamp, Watch};
+use crate::domain::{Judged, PaymentId, Phase, RawPayment, Timestamp, Watch};
 use crate::store::row::one_line;
 use crate::store::settled_page::{SETTLED_PAGE_MAX, SettledPage};
 use crate::store::{Discovered, Followed, Lease, StoreError};
@@ -43,7 +44,8 @@ pub(super) async fn discover(
                 UNION
                SELECT p.id, p.created_at
                  FROM page p JOIN orders o ON o.id = p.order_id
-                WHERE o.status = 'paid' AND o.paid_by <> p.id AND p.status = 'settled'
+                WHERE o.status = 'paid' AND o.paid_by <> p.id AND o.paid_by <> ''
+                  AND p.status = 'settled'
            ), found AS (
                SELECT id, created_at FROM unwatched
                 UNION ALL
@@ -95,6 +97,7 @@ pub(super) async fn lease_due(
 ) -> Result<Vec<Followed>, StoreError> {
     let mut rows = sqlx::query_as!(
         WatchRow,
+        // An array is looked up by index; a join may read the whole table instead.
         r#"WITH due AS MATERIALIZED (
                SELECT payment_id
                  FROM reconciled.watches
@@ -106,8 +109,7 @@ pub(super) async fn lease_due(
            )
            UPDATE reconciled.watches w
               SET lease_token = $1, lease_expires_at = $3
-             FROM due
-            WHERE w.payment_id = due.payment_id
+            WHERE w.payment_id = ANY (ARRAY(SELECT payment_id FROM due))
            RETURNING w.payment_id, w.phase, w.opened_at, w.next_check_at, w.checks_done,
                      w.consecutive_inconclusive, w.schedule_id, w.last_verdict"#,
         lease.token,
@@ -143,8 +145,7 @@ pub(super) async fn lease_page(
            ), leased AS (
                UPDATE reconciled.watches w
                   SET lease_token = $1, lease_expires_at = $3
-                 FROM page
-                WHERE w.payment_id = page.payment_id
+                WHERE w.payment_id = ANY (ARRAY(SELECT payment_id FROM page))
                RETURNING w.*
            )
            SELECT payment_id AS "payment_id!", phase AS "phase!", opened_at AS "opened_at!",
@@ -216,12 +217,8 @@ pub(super) async fn reschedule(
     lease: &Lease,
     checks: &[Judged],
 ) -> Result<usize, StoreError> {
-    if checks.is_empty() {
-        return Ok(0);
-    }
-    let phases = checks.iter().map(|c| Some(c.due.open.phase.code().to_owned())).collect();
-    let next = checks.iter().map(|c| c.due.open.at.map(datetime)).collect();
-    write_checks(pool, lease, Next { phases, next }, &CheckColumns::of(checks)).await
+    let next = |c: &Judged| Next { phase: Some(c.due.open.phase), at: c.due.open.at };
+    write_checks(pool, lease, checks, next, None).await
 }
 
 /// Writes down checks whose resolution the database refused, with its words: nothing but the watch
@@ -232,74 +229,84 @@ pub(super) async fn refuse(
     checks: &[Judged],
     problem: &str,
 ) -> Result<(), StoreError> {
-    let phases = checks.iter().map(|_| None).collect();
-    let at = |c: &Judged| c.due.open.at.unwrap_or(c.due.finality);
-    let next = checks.iter().map(|c| Some(datetime(at(c)))).collect();
+    let next = |c: &Judged| Next { phase: None, at: Some(c.due.open.at.unwrap_or(c.due.finality)) };
     let detail = one_line(&format!("not applied: {problem}"));
-    let mut columns = CheckColumns::of(checks);
-    columns.details.fill(Some(detail));
-    write_checks(pool, lease, Next { phases, next }, &columns).await.map(|_| ())
+    write_checks(pool, lease, checks, next, Some(detail)).await.map(|_| ())
 }
 
-/// What becomes of each watch; no phase keeps the one it has.
+/// What becomes of a watch; no phase keeps the one it has.
 struct Next {
-    phases: Vec<Option<String>>,
-    next: Vec<Option<OffsetDateTime>>,
+    phase: Option<Phase>,
+    at: Option<Timestamp>,
 }
 
 async fn write_checks(
     pool: &PgPool,
     lease: &Lease,
-    next: Next,
-    columns: &CheckColumns,
+    checks: &[Judged],
+    next: impl Fn(&Judged) -> Next,
+    detail: Option<String>,
 ) -> Result<usize, StoreError> {
+    if checks.is_empty() {
+        return Ok(0);
+    }
     let refused = |source| StoreError::from_sqlx("to write checks", source);
     let mut transaction = pool.begin().await.map_err(refused)?;
-    let written = write_checks_in(&mut transaction, lease, next, columns).await.map_err(refused);
+    let written =
+        write_checks_in(&mut transaction, lease, checks, next, detail).await.map_err(refused);
     finish(transaction, written, refused).await
 }
 
 async fn write_checks_in(
     connection: &mut PgConnection,
     lease: &Lease,
-    Next { phases, next }: Next,
-    columns: &CheckColumns,
+    checks: &[Judged],
+    next: impl Fn(&Judged) -> Next,
+    detail: Option<String>,
 ) -> Result<usize, sqlx::Error> {
     // Rows are locked in order of id here as everywhere, so that nobody waits in a circle.
-    let written = sqlx::query_scalar!(
-        r#"WITH held AS MATERIALIZED (
-               SELECT payment_id FROM reconciled.watches
-                WHERE payment_id = ANY($2::text[]) AND lease_token = $1
-                ORDER BY payment_id
-                  FOR UPDATE
-           )
-           UPDATE reconciled.watches w
-              SET phase = coalesce(c.phase, w.phase),
-                  next_check_at = c.next_check_at,
-                  checks_done = w.checks_done + 1,
-                  consecutive_inconclusive =
-                      CASE WHEN c.inconclusive THEN w.consecutive_inconclusive + 1 ELSE 0 END,
-                  last_verdict = c.verdict,
-                  last_block = coalesce(c.block_number, w.last_block),
-                  lease_token = NULL,
-                  lease_expires_at = NULL
-             FROM held, unnest($2::text[], $3::text[], $4::timestamptz[], $5::bool[], $6::text[],
-                               $7::bigint[])
-                        AS c (payment_id, phase, next_check_at, inconclusive, verdict, block_number)
-            WHERE w.payment_id = held.payment_id AND c.payment_id = held.payment_id
-           RETURNING w.payment_id"#,
+    let held = lock_watches(connection, lease, checks).await?;
+    let checks: Vec<&Judged> =
+        checks.iter().filter(|c| held.contains(c.payment_id.as_str())).collect();
+    if checks.is_empty() {
+        return Ok(0);
+    }
+    let next: Vec<Next> = checks.iter().map(|c| next(c)).collect();
+    let phases: Vec<Option<String>> =
+        next.iter().map(|n| n.phase.map(|phase| phase.code().to_owned())).collect();
+    let times: Vec<Option<OffsetDateTime>> = next.iter().map(|n| n.at.map(datetime)).collect();
+    let mut columns = CheckColumns::of(checks);
+    if detail.is_some() {
+        columns.details.fill(detail);
+    }
+    let written = sqlx::query!(
+        "UPDATE reconciled.watches w
+            SET phase = coalesce(c.phase, w.phase),
+                next_check_at = c.next_check_at,
+                checks_done = w.checks_done + 1,
+                consecutive_inconclusive =
+                    CASE WHEN c.inconclusive THEN w.consecutive_inconclusive + 1 ELSE 0 END,
+                last_verdict = c.verdict,
+                last_block = coalesce(c.block_number, w.last_block),
+                lease_token = NULL,
+                lease_expires_at = NULL
+           FROM unnest($2::text[], $3::text[], $4::timestamptz[], $5::bool[], $6::text[],
+                       $7::bigint[])
+                    AS c (payment_id, phase, next_check_at, inconclusive, verdict, block_number)
+          WHERE w.payment_id = c.payment_id AND w.lease_token = $1",
         lease.token,
         &columns.payments,
         &phases as &[Option<String>],
-        &next as &[Option<OffsetDateTime>],
+        &times as &[Option<OffsetDateTime>],
         &columns.inconclusive,
         &columns.verdicts,
         &columns.blocks as &[Option<i64>],
     )
-    .fetch_all(&mut *connection)
-    .await?;
-    insert_checks(connection, columns, &written).await?;
-    Ok(written.len())
+    .execute(&mut *connection)
+    .await?
+    .rows_affected();
+    insert_checks(connection, &columns).await?;
+    Ok(usize::try_from(written).unwrap_or(usize::MAX))
 }
 
 /// Gives the lease back: see [`crate::store::Store::release`].
@@ -335,6 +342,9 @@ pub(super) async fn recheck(
              FROM payments WHERE id = ANY($1::text[]) ORDER BY id
            ON CONFLICT (payment_id) DO UPDATE
               SET next_check_at = $2,
+                  -- Whoever is checking it right now must not overwrite when it is due.
+                  lease_token = NULL,
+                  lease_expires_at = NULL,
                   phase = CASE WHEN w.phase = 'closed' THEN 'targeted' ELSE w.phase END,
                   opened_at = CASE WHEN w.phase = 'closed' THEN $2 ELSE w.opened_at END,
                   checks_done = CASE WHEN w.phase = 'closed' THEN 0 ELSE w.checks_done END,

@@ -150,11 +150,12 @@ async fn write_stock(connection: &mut PgConnection, decided: &[Decided]) -> Resu
     }
     let skus: Vec<String> = shelf.keys().map(|sku| sku.as_str().to_owned()).collect();
     let amounts: Vec<i64> = shelf.values().copied().collect();
-    // Never below zero, and never lost because the sku is on no shelf.
+    // Nothing is taken below zero, and nothing is lost because the sku is on no shelf. A shelf that the
+    // gateway has oversold takes back what is released.
     let result = sqlx::query!(
         "UPDATE stock s SET available = s.available + c.amount
            FROM unnest($1::text[], $2::bigint[]) AS c (sku, amount)
-          WHERE s.sku = c.sku AND s.available + c.amount >= 0",
+          WHERE s.sku = c.sku AND (c.amount > 0 OR s.available + c.amount >= 0)",
         &skus,
         &amounts,
     )

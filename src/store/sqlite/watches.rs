@@ -34,7 +34,8 @@ const CANDIDATES: &str = "
             FROM (SELECT id, order_id, status, created_at FROM payments
                   WHERE id > ?3 ORDER BY id LIMIT ?4) AS p
                 JOIN orders o ON o.id = p.order_id
-            WHERE o.status = 'paid' AND o.paid_by <> p.id AND p.status = 'settled') AS s
+            WHERE o.status = 'paid' AND o.paid_by <> p.id AND o.paid_by <> ''
+              AND p.status = 'settled') AS s
         WHERE NOT EXISTS (SELECT 1 FROM reconciled_refunds_owed r WHERE r.payment_id = s.id)
     )
     SELECT c.id, w.payment_id IS NOT NULL AS known
@@ -48,7 +49,8 @@ const PAGE_END: &str = "
     SELECT id FROM payments WHERE id > ?1 AND typeof(id) = 'text'
     ORDER BY id LIMIT 1 OFFSET ?2";
 
-/// Opens a watch, or opens a closed one anew; an open one only becomes due.
+/// Opens a watch, or opens a closed one anew; an open one only becomes due. Its lease is over: whoever is
+/// checking it right now must not overwrite when it is due.
 const OPEN: &str = "
     INSERT INTO reconciled_watches (payment_id, phase, opened_at, next_check_at)
     SELECT DISTINCT p.id, 'targeted', ?1, ?1
@@ -56,6 +58,8 @@ const OPEN: &str = "
     WHERE true
     ON CONFLICT (payment_id) DO UPDATE SET
         next_check_at = excluded.next_check_at,
+        lease_token = NULL,
+        lease_expires_at = NULL,
         phase = CASE phase WHEN 'closed' THEN excluded.phase ELSE phase END,
         opened_at = CASE phase WHEN 'closed' THEN excluded.opened_at ELSE opened_at END,
         checks_done = CASE phase WHEN 'closed' THEN 0 ELSE checks_done END,

@@ -121,7 +121,7 @@ async fn stock(conn: &mut SqliteConnection, decided: &Decided) -> Result<(), Sto
         }
         let changed = sqlx::query(
             "UPDATE stock SET available = available + ?1
-             WHERE sku = ?2 AND typeof(available) = 'integer' AND available + ?1 >= 0
+             WHERE sku = ?2 AND typeof(available) = 'integer' AND (?1 > 0 OR available + ?1 >= 0)
              RETURNING 1",
         )
         .bind(change.shelf)

@@ -18,6 +18,7 @@ for_each_backend!(
     a_settled_payment_with_a_refund_record_is_left_alone,
     a_settled_payment_among_many_is_found_within_a_few_rounds,
     a_settled_payment_whose_money_is_another_s_is_not_followed_for_ever,
+    a_settled_payment_whose_order_names_nobody_as_its_payer_is_left_alone,
     a_recheck_makes_watches_due_and_opens_missing_ones,
 );
 
@@ -184,6 +185,23 @@ async fn a_settled_payment_whose_money_is_another_s_is_not_followed_for_ever(db:
     assert_eq!(resolved(&applied, "second").phase, Phase::Closed);
     assert_eq!(db.flags().await, ["authorization_reused:second"]);
     assert_eq!(db.discover().await, (0, 0));
+}
+
+/// No text is no payer: such an order is flagged when its payment is resolved, not at every discovery.
+async fn a_settled_payment_whose_order_names_nobody_as_its_payer_is_left_alone(db: &TestDb) {
+    db.paying_order("o", "p").await;
+    let paid = OrderUpdate {
+        status: Some("paid".to_owned()),
+        paid_by: Some(String::new()),
+        ..OrderUpdate::default()
+    };
+    db.gateway.update_order("o", &paid).await.unwrap();
+    assert_eq!(db.apply("p", settled("p")).await.phase, Phase::Closed);
+    assert_eq!(db.flags().await, ["paid_by_unknown:p"]);
+    assert_eq!(db.payment_status("p").await, "settled");
+    for _ in 0..2 {
+        assert_eq!(db.discover().await, (0, 0));
+    }
 }
 
 async fn a_recheck_makes_watches_due_and_opens_missing_ones(db: &TestDb) {

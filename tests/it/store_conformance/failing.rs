@@ -15,6 +15,7 @@ for_each_backend!(
     before_the_deadline_a_negative_waits,
     with_early_failure_a_proven_negative_fails_at_once,
     at_the_deadline_a_negative_fails_the_order_and_frees_its_stock,
+    stock_goes_back_on_a_shelf_that_is_oversold,
     a_payment_that_could_still_land_is_watched_on_and_owed_back_when_it_does,
     an_order_lives_as_long_as_one_of_its_payments_may_pay_it,
     a_payment_whose_money_is_owed_back_keeps_no_order_alive,
@@ -98,6 +99,18 @@ async fn at_the_deadline_a_negative_fails_the_order_and_frees_its_stock(db: &Tes
         db.value("SELECT verdict FROM {resolutions}").await.as_deref(),
         Some("unsettleable:expired")
     );
+}
+
+/// I5: the gateway sold more than there was, and what comes back does not cover it.
+async fn stock_goes_back_on_a_shelf_that_is_oversold(db: &TestDb) {
+    db.order_with_stock("o", "sku").await;
+    db.payment("p", "o").await;
+    db.gateway.execute("UPDATE stock SET available = -5", &[]).await.unwrap();
+    let batch = vec![judged("p", expired(hours(24)))];
+    let applied = db.apply_at(at(hours(24)), &Policy::default(), batch).await;
+    assert_eq!(outcome(&applied, "p"), Outcome::Failed);
+    assert_eq!(db.reservation("o/sku").await, "released");
+    assert_eq!(db.stock("sku").await, "-3");
 }
 
 async fn a_payment_that_could_still_land_is_watched_on_and_owed_back_when_it_does(db: &TestDb) {

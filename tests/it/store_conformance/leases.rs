@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use reconciled::domain::{NextCheck, PaymentId, Phase};
+use reconciled::domain::{NextCheck, PaymentId, Phase, Policy};
+use reconciled::store::ApplyFailure;
 
-use super::harness::{T0, TestDb, at, ids, inconclusive, judged, lease, pending, settled};
+use super::harness::{T0, TestDb, at, failure, ids, inconclusive, judged, lease, pending, settled};
 
 for_each_backend!(
     what_is_due_first_is_leased_first,
@@ -18,6 +19,7 @@ for_each_backend!(
     a_check_writes_its_watch_and_its_row_and_gives_the_lease_back,
     inconclusive_checks_are_counted_until_one_is_conclusive,
     a_check_under_a_lost_lease_writes_nothing,
+    a_recheck_ends_the_lease_of_whoever_is_checking,
 );
 
 async fn due_at(db: &TestDb, id: &str, secs: u64) {
@@ -184,4 +186,18 @@ async fn a_check_under_a_lost_lease_writes_nothing(db: &TestDb) {
     assert_eq!(story.watch.unwrap().checks_done, 0);
     assert!(story.checks.is_empty());
     assert_eq!(db.store.release(&other).await.unwrap(), 1, "the other lease still holds");
+}
+
+async fn a_recheck_ends_the_lease_of_whoever_is_checking(db: &TestDb) {
+    due_at(db, "p", 0).await;
+    let (held, _) = db.lease_all().await;
+    let asked = [PaymentId::from("p")];
+    assert_eq!(db.store.recheck(&asked, at(5)).await.unwrap(), asked);
+    let check = judged("p", pending(10));
+    assert_eq!(db.store.reschedule(&held, std::slice::from_ref(&check)).await.unwrap(), 0);
+    let applied = db.store.apply(&held, vec![check], &Policy::default(), at(6)).await.unwrap();
+    assert_eq!(failure(&applied, "p"), ApplyFailure::LeaseLost);
+    assert_eq!(db.count("{checks}").await, 0);
+    assert_eq!(db.store.next_due_at(at(5)).await.unwrap(), Some(at(5)));
+    assert_eq!(ids(&db.store.lease_due(&lease(at(5), at(60)), 10).await.unwrap()), ["p"]);
 }

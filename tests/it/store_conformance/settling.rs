@@ -111,9 +111,13 @@ async fn a_tentative_settlement_pays_and_stays_watched_until_it_is_final(db: &Te
 
     let done = db.apply("p", tentative("p")).await;
     assert_eq!((done.outcome, done.recorded), (Outcome::Waiting, false), "nothing new");
-    let done = db.apply("p", settled("p")).await;
+    let seen_at = "SELECT CAST(seen_at AS TEXT) FROM {transfers}";
+    let before = db.value(seen_at).await;
+    let batch = vec![judged("p", settled("p"))];
+    let done = resolved(&db.apply_at(at(900), &Policy::default(), batch).await, "p");
     assert_eq!((done.outcome, done.recorded), (Outcome::Confirmed, true));
     assert_eq!(done.phase, Phase::Closed);
+    assert_eq!(db.value(seen_at).await, before, "first seen when it was");
     assert_eq!(db.events().await, ["order.paid:o"]);
     assert_eq!(db.count("{resolutions}").await, 2);
     let transfers = db.gateway.transfers().await.unwrap();
