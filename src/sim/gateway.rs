@@ -14,6 +14,7 @@ use sqlx::{AssertSqlSafe, PgPool, Row, SqlitePool};
 
 use crate::domain::{RawPayment, Timestamp};
 use crate::store::DatabaseUrl;
+use crate::store::contract::OWN;
 
 /// The gateway needs few connections: it writes now and then.
 const CONNECTIONS_MAX: u32 = 4;
@@ -109,22 +110,6 @@ pub struct SeenTransferRow {
     /// Whether a reorg took it away.
     pub orphaned: bool,
 }
-
-/// Our own tables, for counting and looking.
-const OWN_TABLES: [&str; 12] = [
-    "watches",
-    "resolutions",
-    "checks",
-    "refunds_owed",
-    "flags",
-    "events",
-    "settle_latencies",
-    "schedules",
-    "transfers",
-    "cursors",
-    "reconcile_runs",
-    "retry_outcomes",
-];
 
 type TextRow = Vec<Option<String>>;
 
@@ -508,7 +493,7 @@ impl GatewayDb {
 
     fn render(&self, sql: &str) -> String {
         let mut sql = sql.to_owned();
-        for table in OWN_TABLES {
+        for table in OWN {
             let name = match self {
                 Self::Sqlite(_) => format!("reconciled_{table}"),
                 Self::Postgres(_) => format!("reconciled.{table}"),

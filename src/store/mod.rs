@@ -13,6 +13,7 @@ use crate::domain::{
     RefundStatus, Timestamp, Watch,
 };
 
+pub(crate) mod contract;
 pub mod error;
 pub mod postgres;
 mod row;

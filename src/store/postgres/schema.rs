@@ -4,68 +4,19 @@ use std::collections::BTreeSet;
 
 use sqlx::PgPool;
 
+use crate::store::contract::{IDENTIFIERS, OWN, REQUIRED, STOCK};
 use crate::store::{OptionalTables, StoreError};
-
-/// What is read or written of the gateway's tables.
-const REQUIRED: [(&str, &[&str]); 2] = [
-    ("orders", &["id", "kind", "status", "paid_by", "delivered_at", "updated_at"]),
-    (
-        "payments",
-        &[
-            "id",
-            "order_id",
-            "rail",
-            "method",
-            "chain_id",
-            "token",
-            "payer",
-            "pay_to",
-            "amount",
-            "nonce",
-            "valid_after",
-            "valid_before",
-            "tx_hash",
-            "status",
-            "created_at",
-            "broadcast_at",
-            "settled_at",
-            "updated_at",
-        ],
-    ),
-];
-
-/// Likewise, where the table is there at all.
-const OPTIONAL: [(&str, &[&str]); 3] = [
-    ("stock_reservations", &["id", "order_id", "sku", "quantity", "status"]),
-    ("stock", &["sku", "available"]),
-    ("payment_identifiers", &["id", "payment_id", "status", "response", "updated_at"]),
-];
-
-/// Our own: the migrations create them whole, so the names are enough.
-const OWN: [&str; 12] = [
-    "reconciled.watches",
-    "reconciled.resolutions",
-    "reconciled.checks",
-    "reconciled.refunds_owed",
-    "reconciled.flags",
-    "reconciled.events",
-    "reconciled.settle_latencies",
-    "reconciled.schedules",
-    "reconciled.transfers",
-    "reconciled.cursors",
-    "reconciled.reconcile_runs",
-    "reconciled.retry_outcomes",
-];
 
 /// Checks that every required table and column is there, and says which optional tables are.
 pub(super) async fn verify(pool: &PgPool) -> Result<OptionalTables, StoreError> {
+    let optional = || STOCK.iter().chain([&IDENTIFIERS]);
     let (tables, columns): (Vec<String>, Vec<String>) = REQUIRED
         .iter()
-        .chain(&OPTIONAL)
+        .chain(optional())
         .flat_map(|(table, columns)| {
             columns.iter().map(|column| ((*table).to_owned(), (*column).to_owned()))
         })
-        .chain(OWN.iter().map(|table| ((*table).to_owned(), String::new())))
+        .chain(OWN.iter().map(|table| (format!("reconciled.{table}"), String::new())))
         .unzip();
     // A name without a column asks for the table alone.
     let missing = sqlx::query!(
@@ -86,7 +37,7 @@ pub(super) async fn verify(pool: &PgPool) -> Result<OptionalTables, StoreError> 
 
     let absent: BTreeSet<&str> =
         missing.iter().filter(|m| m.whole).map(|m| m.table.as_str()).collect();
-    let is_optional = |table: &str| OPTIONAL.iter().any(|(name, _)| *name == table);
+    let is_optional = |table: &str| optional().any(|(name, _)| *name == table);
     let first = missing.iter().find(|m| !(m.whole && is_optional(&m.table)));
     if let Some(m) = first {
         let missing = if m.whole {

@@ -3,6 +3,7 @@
 use sqlx::SqlitePool;
 
 use super::failed;
+use crate::store::contract::{IDENTIFIERS, OWN, REQUIRED, STOCK};
 use crate::store::{OptionalTables, StoreError};
 
 /// Where the applied migrations are noted: a gateway may use sqlx in the same file.
@@ -50,57 +51,6 @@ pub(super) async fn migrate(writer: &SqlitePool) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// The columns of the contract that are read or written here.
-const REQUIRED: [(&str, &[&str]); 2] = [
-    ("orders", &["id", "kind", "status", "paid_by", "delivered_at", "updated_at"]),
-    (
-        "payments",
-        &[
-            "id",
-            "order_id",
-            "rail",
-            "method",
-            "chain_id",
-            "token",
-            "payer",
-            "pay_to",
-            "amount",
-            "nonce",
-            "valid_after",
-            "valid_before",
-            "tx_hash",
-            "status",
-            "created_at",
-            "broadcast_at",
-            "settled_at",
-            "updated_at",
-        ],
-    ),
-];
-
-const STOCK: [(&str, &[&str]); 2] = [
-    ("stock_reservations", &["id", "order_id", "sku", "quantity", "status"]),
-    ("stock", &["sku", "available"]),
-];
-
-const IDENTIFIERS: (&str, &[&str]) =
-    ("payment_identifiers", &["id", "payment_id", "status", "response", "updated_at"]);
-
-const OWN: [&str; 12] = [
-    "reconciled_watches",
-    "reconciled_resolutions",
-    "reconciled_checks",
-    "reconciled_refunds_owed",
-    "reconciled_flags",
-    "reconciled_events",
-    "reconciled_settle_latencies",
-    "reconciled_schedules",
-    "reconciled_transfers",
-    "reconciled_cursors",
-    "reconciled_reconcile_runs",
-    "reconciled_retry_outcomes",
-];
-
 /// Checks that what is required is there, column by column, and says which optional tables are.
 pub(super) async fn verify(reader: &SqlitePool) -> Result<OptionalTables, StoreError> {
     for (table, expected) in REQUIRED {
@@ -108,8 +58,8 @@ pub(super) async fn verify(reader: &SqlitePool) -> Result<OptionalTables, StoreE
             return Err(StoreError::Schema { missing: format!("the table {table}") });
         }
     }
-    for table in OWN {
-        if !has_table(reader, table, &[]).await? {
+    for table in OWN.map(|table| format!("reconciled_{table}")) {
+        if !has_table(reader, &table, &[]).await? {
             return Err(StoreError::Schema { missing: format!("the table {table}") });
         }
     }
