@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use crate::domain::{
     BlockRef, BlockTime, ChainId, ConsumptionKind, Finality, Judged, MalformedPayment, NonceState,
     Order, OrderId, OrderKind, OrderStatus, PaymentId, Reading, RecordedTransfer, Reservation,
-    ReservationStatus, Settlement, Sku, Timestamp, Transfer,
+    ReservationStatus, Settlement, Sku, Timestamp, Transfer, Watch,
 };
 
 use super::StoreError;
@@ -163,6 +163,20 @@ fn parsed<T: FromStr>(
     text: &str,
 ) -> Result<T, StoreError> {
     coded(table, column, text, |text| text.parse().ok())
+}
+
+/// A leased watch, unless its row makes no sense: that one is left out, so that it holds up no other. It
+/// stays leased until the lease runs out, and is told of whenever it is leased again.
+pub(super) fn sound_watch(payment_id: &str, watch: Result<Watch, StoreError>) -> Option<Watch> {
+    watch
+        .inspect_err(|error| {
+            tracing::error!(
+                payment_id,
+                error = error_chain(error),
+                "the watch of this payment makes no sense and is not checked"
+            );
+        })
+        .ok()
 }
 
 /// What is wrong with a payment whose row is gone.

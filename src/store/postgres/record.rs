@@ -104,6 +104,9 @@ pub(super) async fn write_transfers(
     }
 }
 
+const REFUNDS: &str = "reconciled.refunds_owed";
+
+/// Rows were locked before they were resolved: each takes its change, or nothing is written (I6).
 pub(super) async fn write_refunds(
     connection: &mut PgConnection,
     decided: &[Decided],
@@ -127,7 +130,7 @@ pub(super) async fn write_refunds(
     if !followed.is_empty() {
         let transactions: Vec<String> = followed.iter().map(|(_, t)| hex(&t.tx_hash)).collect();
         let indexes: Vec<i64> = followed.iter().map(|(_, t)| column_number(t.log_index)).collect();
-        sqlx::query!(
+        let result = sqlx::query!(
             "UPDATE reconciled.refunds_owed r SET tx_hash = c.tx_hash, log_index = c.log_index
                FROM unnest($1::text[], $2::text[], $3::bigint[])
                         AS c (payment_id, tx_hash, log_index)
@@ -138,9 +141,10 @@ pub(super) async fn write_refunds(
         )
         .execute(&mut *connection)
         .await?;
+        all_written(REFUNDS, followed.len(), &result)?;
     }
     if !voided.is_empty() {
-        sqlx::query!(
+        let result = sqlx::query!(
             "UPDATE reconciled.refunds_owed SET status = 'void', note = $2
               WHERE payment_id = ANY($1::text[]) AND status IN ('owed', 'blocked')",
             &texts(voided.iter().copied()),
@@ -148,6 +152,7 @@ pub(super) async fn write_refunds(
         )
         .execute(connection)
         .await?;
+        all_written(REFUNDS, voided.len(), &result)?;
     }
     Ok(())
 }
@@ -155,14 +160,14 @@ pub(super) async fn write_refunds(
 async fn insert_refunds(
     connection: &mut PgConnection,
     owed: &[&RefundOwed],
-) -> Result<(), sqlx::Error> {
+) -> Result<(), ApplyError> {
     let of = |field: &dyn Fn(&RefundOwed) -> String| -> Vec<String> {
         owed.iter().map(|refund| field(refund)).collect()
     };
     let chains: Vec<i64> = owed.iter().map(|r| column_number(r.transfer.chain_id.get())).collect();
     let indexes: Vec<i64> = owed.iter().map(|r| column_number(r.transfer.log_index)).collect();
     let detected: Vec<OffsetDateTime> = owed.iter().map(|r| datetime(r.detected_at)).collect();
-    sqlx::query!(
+    let result = sqlx::query!(
         "INSERT INTO reconciled.refunds_owed AS r
                 (payment_id, order_id, rail, chain_id, token, payer, amount, reason, tx_hash,
                  log_index, refund_nonce, detected_at, status)
@@ -197,7 +202,7 @@ async fn insert_refunds(
     )
     .execute(connection)
     .await?;
-    Ok(())
+    all_written(REFUNDS, owed.len(), &result)
 }
 
 pub(super) async fn write_flags(
@@ -244,10 +249,11 @@ pub(super) async fn write_flags(
            FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
                     AS c (payment_id, kind, order_id, detail)
          ON CONFLICT (payment_id, kind, subject) DO UPDATE
-            SET detail = excluded.detail,
+            SET detail = excluded.detail, order_id = excluded.order_id,
                 opened_at = CASE WHEN f.closed_at IS NULL THEN f.opened_at
                                  ELSE excluded.opened_at END,
-                closed_at = NULL, closed_by = NULL, note = NULL
+                note = CASE WHEN f.closed_at IS NULL THEN f.note END,
+                closed_at = NULL, closed_by = NULL
           -- What a person closed stays closed.
           WHERE f.closed_at IS NULL OR f.closed_by = $6",
         &payments,

@@ -9,8 +9,8 @@ use super::finish;
 use super::locked::lock_watches;
 use super::record::{CheckColumns, insert_checks};
 use super::rows::{WatchRow, datetime, parse_payment, select_payments, texts};
-use crate::domain::{Judged, PaymentId, Phase, RawPayment, Timestamp, Watch};
-use crate::store::row::one_line;
+use crate::domain::{Judged, PaymentId, Phase, RawPayment, Timestamp};
+use crate::store::row::{one_line, sound_watch};
 use crate::store::settled_page::{SETTLED_PAGE_MAX, SettledPage};
 use crate::store::{Discovered, Followed, Lease, StoreError};
 
@@ -181,14 +181,14 @@ async fn with_payments(pool: &PgPool, rows: Vec<WatchRow>) -> Result<Vec<Followe
             .into_iter()
             .map(|row| (row.id.clone(), row))
             .collect();
-    rows.into_iter()
-        .map(|row| {
-            let watch = Watch::try_from(row)?;
+    let watches = ids.iter().zip(rows).filter_map(|(id, row)| sound_watch(id, row.try_into()));
+    Ok(watches
+        .map(|watch| {
             let row = payments.get(watch.payment_id.as_str());
             let payment = parse_payment(&watch.payment_id, row);
-            Ok(Followed { watch, payment })
+            Followed { watch, payment }
         })
-        .collect()
+        .collect())
 }
 
 /// When the next watch is due: see [`crate::store::Store::next_due_at`].

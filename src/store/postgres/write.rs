@@ -39,7 +39,7 @@ pub(super) async fn write_all(
     write_watches(connection, decided, now).await
 }
 
-/// Every row of a gateway's table must have taken its update.
+/// Every row must have taken its update.
 pub(super) fn all_written(
     table: &'static str,
     wanted: usize,

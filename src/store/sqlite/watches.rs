@@ -8,7 +8,9 @@ use sqlx::{Row, Sqlite, SqliteConnection, SqlitePool};
 
 use super::{SqliteStore, exactly_one, failed, finish, id_list, load};
 use crate::domain::{Judged, PaymentId, Phase, Timestamp, Verdict, Watch};
-use crate::store::row::{check_detail, coded, column_number, payment_is_gone, unsigned};
+use crate::store::row::{
+    check_detail, coded, column_number, payment_is_gone, sound_watch, unsigned,
+};
 use crate::store::settled_page::SETTLED_PAGE_MAX;
 use crate::store::{Discovered, Followed, Lease, StoreError};
 
@@ -220,7 +222,8 @@ async fn take(store: &SqliteStore, query: Leasing) -> Result<Vec<Watch>, StoreEr
     let mut tx = store.begin(OPERATION).await?;
     let result = query.fetch_all(&mut *tx).await.map_err(failed(OPERATION));
     let rows = finish(tx, OPERATION, result).await?;
-    rows.iter().map(watch).collect()
+    let id = |row: &SqliteRow| row.try_get::<String, _>("payment_id").unwrap_or_default();
+    Ok(rows.iter().filter_map(|row| sound_watch(&id(row), watch(row))).collect())
 }
 
 /// A row of `reconciled_watches`.

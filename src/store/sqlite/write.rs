@@ -309,7 +309,8 @@ async fn owe(conn: &mut SqliteConnection, owed: &RefundOwed) -> Result<(), Store
             chain_id = excluded.chain_id, token = excluded.token, payer = excluded.payer,
             amount = excluded.amount, reason = excluded.reason, tx_hash = excluded.tx_hash,
             log_index = excluded.log_index, detected_at = excluded.detected_at,
-            refund_nonce = excluded.refund_nonce, note = NULL
+            refund_nonce = excluded.refund_nonce, batch_id = NULL, claimed_by = NULL,
+            claimed_at = NULL, note = NULL
          WHERE status = 'void'",
     )
     .bind(owed.payment_id.as_str())

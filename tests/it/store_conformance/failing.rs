@@ -25,6 +25,7 @@ for_each_backend!(
     a_row_that_makes_no_sense_is_flagged_and_changes_nothing,
     a_chain_that_is_not_configured_is_flagged_until_it_is,
     a_flag_that_a_person_closed_stays_closed,
+    a_flag_raised_again_keeps_its_note_and_learns_its_order,
 );
 
 /// I2.
@@ -238,4 +239,15 @@ async fn a_flag_that_a_person_closed_stays_closed(db: &TestDb) {
     assert!(db.flags().await.is_empty());
     let kept = db.value("SELECT closed_by || ': ' || note FROM {flags}").await;
     assert_eq!(kept.as_deref(), Some("alice: known customer"));
+}
+
+async fn a_flag_raised_again_keeps_its_note_and_learns_its_order(db: &TestDb) {
+    db.paying_order("o", "p").await;
+    let used = || unsettleable(Unsettleable::UsedElsewhere, 70);
+    db.apply("p", used()).await;
+    let sql = "UPDATE {flags} SET note = 'asked the buyer', order_id = NULL";
+    db.gateway.execute(sql, &[]).await.unwrap();
+    db.apply("p", used()).await;
+    let kept = db.value("SELECT order_id || ': ' || note FROM {flags}").await;
+    assert_eq!(kept.as_deref(), Some("o: asked the buyer"));
 }

@@ -20,6 +20,7 @@ for_each_backend!(
     inconclusive_checks_are_counted_until_one_is_conclusive,
     a_check_under_a_lost_lease_writes_nothing,
     a_recheck_ends_the_lease_of_whoever_is_checking,
+    a_watch_that_makes_no_sense_holds_up_no_other,
 );
 
 async fn due_at(db: &TestDb, id: &str, secs: u64) {
@@ -200,4 +201,17 @@ async fn a_recheck_ends_the_lease_of_whoever_is_checking(db: &TestDb) {
     assert_eq!(db.count("{checks}").await, 0);
     assert_eq!(db.store.next_due_at(at(5)).await.unwrap(), Some(at(5)));
     assert_eq!(ids(&db.store.lease_due(&lease(at(5), at(60)), 10).await.unwrap()), ["p"]);
+}
+
+/// Somebody edited our own row by hand.
+async fn a_watch_that_makes_no_sense_holds_up_no_other(db: &TestDb) {
+    for id in ["a", "b", "c"] {
+        due_at(db, id, 0).await;
+    }
+    let edit = "UPDATE {watches} SET consecutive_inconclusive = -1 WHERE payment_id = 'b'";
+    db.gateway.execute(edit, &[]).await.unwrap();
+    let first = lease(T0, at(60));
+    assert_eq!(ids(&db.store.lease_due(&first, 10).await.unwrap()), ["a", "c"]);
+    assert_eq!(db.store.release(&first).await.unwrap(), 3);
+    assert_eq!(ids(&db.lease_all().await.1), ["a", "c"]);
 }

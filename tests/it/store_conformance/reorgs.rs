@@ -108,13 +108,17 @@ async fn a_refund_whose_transfer_vanished_is_void_and_is_owed_again_when_it_retu
     assert_eq!(db.refunds().await, ["p duplicate 1000000 void"]);
     assert_eq!(db.order_status("o").await, ("paid".to_owned(), Some("o/first".to_owned())));
 
+    let claimed = "UPDATE {refunds_owed} SET batch_id = 'b', claimed_by = 'payer', claimed_at = ?t";
+    db.gateway.execute(claimed, &[Some(&at(35).as_millis().to_string())]).await.unwrap();
     let back = settled_in("p", 105, 2, Finality::Tentative);
     assert_eq!(db.apply("p", back).await.refund, Some(RefundReason::Duplicate));
     assert_eq!(db.refunds().await, ["p duplicate 1000000 owed"]);
     let story = db.store.story(&PaymentId::from("p")).await.unwrap().unwrap();
     let refund = story.refund.unwrap();
     assert_eq!(refund["log_index"], 2);
-    assert!(refund.get("note").is_none());
+    for column in ["note", "batch_id", "claimed_by", "claimed_at"] {
+        assert!(refund.get(column).is_none(), "{column} is of the claim that was called off");
+    }
 
     // Moved once more while owed: the record follows, and nothing is owed twice.
     let moved = settled_in("p", 106, 5, Finality::Final);
