@@ -16,6 +16,7 @@ pub mod clock;
 pub mod commands;
 pub mod config;
 pub mod domain;
+pub mod errors;
 pub mod http;
 pub mod schedule;
 pub mod sim;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Parser;
 use reconciled::cli::{Cli, Command};
 use reconciled::commands::{self, Ending};
-use reconciled::telemetry::error_chain;
+use reconciled::errors::error_chain;
 
 /// How long threads that cannot be interrupted are waited for at the end.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(1);

@@ -62,18 +62,6 @@ pub fn init_logging(format: LogFormat, filter: &str) -> anyhow::Result<()> {
     started.map_err(|e| anyhow::anyhow!("logging could not be started: {e}"))
 }
 
-/// An error and everything that caused it, in one line.
-pub fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
-}
-
 /// Every metric of the process, in one registry.
 #[derive(Clone)]
 pub struct Metrics {

@@ -19,6 +19,7 @@ use url::Url;
 use super::RpcObserver;
 use super::error::CallError;
 use crate::domain::{ChainId, EndpointName};
+use crate::errors::error_chain;
 
 /// Every method the daemon can send: all of them read, none of them writes (I1).
 pub(super) const ALLOWED_METHODS: [&str; 4] =
@@ -91,7 +92,7 @@ impl Transport {
             ));
         }
         let client = http_client(request_timeout).map_err(|error| {
-            format!("endpoint {endpoint}: no HTTP client: {}", chain_of(&error))
+            format!("endpoint {endpoint}: no HTTP client: {}", error_chain(&error))
         })?;
         Ok(Self { client, secrets: secrets_of(&url), url, chain_id, endpoint, observer })
     }
@@ -178,7 +179,7 @@ impl Transport {
         if error.is_timeout() {
             return CallError::Timeout;
         }
-        CallError::Unreachable(self.without_secrets(&chain_of(&error.without_url())))
+        CallError::Unreachable(self.without_secrets(&error_chain(&error.without_url())))
     }
 
     fn redact(&self, error: CallError) -> CallError {
@@ -214,17 +215,6 @@ fn secrets_of(url: &Url) -> Vec<String> {
     parts.sort_by_key(|part| std::cmp::Reverse(part.len()));
     parts.dedup();
     parts
-}
-
-/// An error with its sources: reqwest's own text names only the outermost one.
-fn chain_of(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 #[derive(Deserialize)]

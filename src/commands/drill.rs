@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use super::Ending;
 use crate::cli::{DrillArgs, DrillStore};
 use crate::config::ConfigError;
+use crate::errors::error_chain;
 use crate::sim::runner::{Ended, Nobody, Runner};
 use crate::sim::scenario::Scenario;
 use crate::sim::stage::Stage;
-use crate::telemetry::error_chain;
 
 /// How one case ended.
 enum Case {

@@ -16,9 +16,10 @@ use crate::cli::ConfigArgs;
 use crate::clock::{Clock, SystemClock};
 use crate::config::{Config, ConfigError, ConfiguredChain};
 use crate::domain::ChainId;
+use crate::errors::error_chain;
 use crate::http::{Pages, serve};
 use crate::store::{DatabaseUrl, Store, StoreError, connect};
-use crate::telemetry::{Metrics, error_chain, init_logging, rpc_observer};
+use crate::telemetry::{Metrics, init_logging, rpc_observer};
 use crate::worker::{
     Checker, CheckerSettings, Discovery, Driver, Maintenance, Reconcile, Stop, Targeted,
     WatchedChain,

@@ -14,8 +14,9 @@ use tokio::net::TcpListener;
 use tokio::sync::Mutex as AsyncMutex;
 
 use crate::clock::Clock;
+use crate::errors::error_chain;
 use crate::store::Store;
-use crate::telemetry::{Metrics, error_chain};
+use crate::telemetry::Metrics;
 use crate::worker::{Stop, TaskState};
 
 /// What the pages are made from.

@@ -13,6 +13,7 @@ use crate::domain::{
     Order, OrderId, OrderKind, OrderStatus, PaymentId, Reading, RecordedTransfer, Reservation,
     ReservationStatus, Settlement, Sku, Timestamp, Transfer, Watch,
 };
+use crate::errors::error_chain;
 
 use super::StoreError;
 
@@ -249,16 +250,4 @@ pub(super) fn evidence_json(judged: &Judged) -> serde_json::Value {
 /// The SHA-256 in lower-case hex, without a prefix.
 pub(super) fn sha256_hex(bytes: &[u8]) -> String {
     alloy_primitives::hex::encode(Sha256::digest(bytes))
-}
-
-/// An error and everything it came from, in one line.
-pub(super) fn error_chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    one_line(&text)
 }

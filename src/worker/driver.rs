@@ -13,7 +13,8 @@ use tokio::task::JoinHandle;
 
 use crate::clock::Clock;
 use crate::domain::Timestamp;
-use crate::telemetry::{Metrics, error_chain, seconds};
+use crate::errors::error_chain;
+use crate::telemetry::{Metrics, seconds};
 
 /// A request to stop, seen by everybody who holds a clone.
 #[derive(Clone, Debug)]

@@ -9,7 +9,8 @@ use super::locked::{lock_watches, read_ledger};
 use super::rows::texts;
 use super::{finish, watches, write};
 use crate::domain::{Decided, Judged, PaymentId, Policy, RefundChange, Timestamp};
-use crate::store::row::error_chain;
+use crate::errors::error_chain;
+use crate::store::row::one_line;
 use crate::store::{Applied, ApplyFailure, Lease, OptionalTables, Resolved, StoreError};
 
 /// How often one transaction is tried when others get in its way.
@@ -105,7 +106,7 @@ impl Applier<'_> {
                 Ok(applied) => answers.extend(applied),
                 Err(error) => {
                     let error = error.into_unreachable().map_or_else(Ok, Err)?;
-                    let problem = error_chain(&error);
+                    let problem = one_line(&error_chain(&error));
                     watches::refuse(self.pool, self.lease, &group, &problem).await?;
                     answers.extend(group.into_iter().map(|judged| Applied {
                         payment_id: judged.payment_id,

@@ -6,7 +6,8 @@ use super::watches::{WatchWrite, write_check, write_watch};
 use super::write::write;
 use super::{SqliteStore, failed, finish, id_list, load};
 use crate::domain::{Decided, Judged, Policy, RefundChange, Timestamp};
-use crate::store::row::{error_chain, one_line};
+use crate::errors::error_chain;
+use crate::store::row::one_line;
 use crate::store::{Applied, ApplyFailure, Lease, Resolved, StoreError};
 
 const OPERATION: &str = "to apply resolutions";
@@ -35,7 +36,10 @@ pub(super) async fn apply(
         match apply_together(store, lease, group.clone(), policy, now).await {
             Ok(done) => applied.extend(done),
             Err(error @ StoreError::Unreachable(_)) => return Err(error),
-            Err(error) => applied.extend(refuse(store, lease, group, &error_chain(&error)).await?),
+            Err(error) => {
+                let problem = one_line(&error_chain(&error));
+                applied.extend(refuse(store, lease, group, &problem).await?);
+            }
         }
     }
     Ok(applied)
