@@ -19,7 +19,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::chain::RpcObserver;
 use crate::domain::{
-    ChainId, EndpointName, FlagKind, Outcome, Phase, RefundReason, RefundStatus, Timestamp, Verdict,
+    ChainId, EndpointName, FlagKind, Outcome, Phase, ReadFailureKind, RefundReason, RefundStatus,
+    Timestamp, Verdict,
 };
 use crate::store::Figures;
 
@@ -262,7 +263,30 @@ impl Metrics {
     }
 }
 
+/// What a single call can end in; a batch of reads can also end in any other
+/// [`ReadFailureKind`].
+const CALL_OUTCOMES: [&str; 5] = [
+    "ok",
+    ReadFailureKind::Unreachable.code(),
+    ReadFailureKind::RateLimited.code(),
+    ReadFailureKind::RpcError.code(),
+    ReadFailureKind::BadAnswer.code(),
+];
+
 impl RpcObserver for Metrics {
+    fn expect(&self, chain: ChainId, endpoint: &EndpointName, methods: &[&'static str]) {
+        let (chain, endpoint) = (chain.to_string(), endpoint.as_str());
+        for method in methods {
+            for outcome in CALL_OUTCOMES {
+                self.rpc_requests.with_label_values(&[chain.as_str(), endpoint, method, outcome]);
+            }
+        }
+        self.rpc_duration.with_label_values(&[chain.as_str(), endpoint]);
+        for outcome in ReadFailureKind::ALL.iter().map(|kind| kind.code()).chain(["ok"]) {
+            self.endpoint_reads.with_label_values(&[chain.as_str(), endpoint, outcome]);
+        }
+    }
+
     fn called(
         &self,
         chain: ChainId,

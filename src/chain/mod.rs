@@ -24,6 +24,7 @@ use crate::domain::{
 };
 use eip3009::Asked;
 use endpoint::Endpoint;
+use transport::ALLOWED_METHODS;
 
 /// Multicall3's canonical address, the same on every chain that has it.
 pub const MULTICALL3: Address = address!("0xcA11bde05977b3631167028862bE2a173976CA11");
@@ -67,6 +68,9 @@ pub struct ChainSettings {
 
 /// Told of every JSON-RPC call, for metrics.
 pub trait RpcObserver: Send + Sync + 'static {
+    /// An endpoint is configured, and these are the only methods it will ever be called with.
+    fn expect(&self, _chain: ChainId, _endpoint: &EndpointName, _methods: &[&'static str]) {}
+
     /// One call was answered or failed. `outcome` is `ok` or a [`crate::domain::ReadFailureKind`] code;
     /// a batch of n calls is told n times, each with the batch's duration.
     fn called(
@@ -129,6 +133,7 @@ impl Chain {
                 return Err(refuse(format!("two endpoints are named {}", endpoint.name)));
             }
             let endpoint = Endpoint::new(&settings, endpoint, observer.clone()).map_err(refuse)?;
+            observer.expect(chain_id, &endpoint.name, &ALLOWED_METHODS);
             endpoints.push(Arc::new(endpoint));
         }
         Ok(Self { settings: Arc::new(settings), endpoints })

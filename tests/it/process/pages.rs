@@ -7,7 +7,10 @@ use super::scene::Scene;
 use crate::support::daemon::eventually;
 
 /// Series that exist before anything has happened, without the prefix `reconciled_`.
-const FROM_THE_START: [&str; 31] = [
+const FROM_THE_START: [&str; 34] = [
+    "rpc_requests_total{chain=\"31337\",endpoint=\"anvil\",method=\"eth_getLogs\",outcome=\"ok\"}",
+    "rpc_duration_seconds_count{chain=\"31337\",endpoint=\"anvil\"}",
+    "endpoint_reads_total{chain=\"31337\",endpoint=\"anvil\",outcome=\"wrong_chain\"}",
     "open_payments{phase=\"targeted\"}",
     "open_payments{phase=\"reconcile\"}",
     "open_payments{phase=\"late\"}",
