@@ -153,10 +153,10 @@ pub struct PaymentTable {
     pub order: Option<String>,
     pub method: Option<Method>,
     pub status: PaymentStatus,
-    #[serde(deserialize_with = "some_duration")]
-    pub created_at: Option<Duration>,
-    #[serde(deserialize_with = "some_duration")]
-    pub broadcast_at: Option<Duration>,
+    #[serde(deserialize_with = "duration")]
+    pub created_at: Duration,
+    #[serde(deserialize_with = "duration")]
+    pub broadcast_at: Duration,
     pub amount: Amount,
     #[serde(deserialize_with = "duration")]
     pub valid_before: Duration,
@@ -170,8 +170,8 @@ impl Default for PaymentTable {
             order: None,
             method: None,
             status: PaymentStatus::Unknown,
-            created_at: None,
-            broadcast_at: None,
+            created_at: Duration::ZERO,
+            broadcast_at: Duration::ZERO,
             amount: Amount::new(alloy_primitives::U256::from(1_000_000)),
             valid_before: Duration::from_secs(60),
             payer: None,
@@ -307,14 +307,14 @@ impl Scenario {
 
     /// A payment of the story, complete: one from the start, or one the gateway writes later.
     pub fn payment(&self, name: &str) -> Option<StoryPayment> {
-        let (written_at, row) = self.row(name)?;
+        let row = self.row(name)?;
         let order = match &row.order {
             Some(order) => order,
             None => self.only_order()?,
         };
         // An authorization belongs to the payment that it was signed for first.
         let signed = row.same_authorization_as.as_deref().unwrap_or(name);
-        let payer = match row.payer.or(self.row(signed)?.1.payer) {
+        let payer = match row.payer.or(self.row(signed)?.payer) {
             Some(payer) => payer,
             None => Address::from_word(named_hash("payer", signed)),
         };
@@ -326,8 +326,8 @@ impl Scenario {
                 Rail::Mpp => Method::Tempo,
             }),
             status: row.status,
-            created_at: row.created_at.unwrap_or(written_at),
-            broadcast_at: row.broadcast_at.unwrap_or(written_at),
+            created_at: row.created_at,
+            broadcast_at: row.broadcast_at,
             amount: row.amount,
             valid_before: row.valid_before,
             payer,
@@ -335,15 +335,10 @@ impl Scenario {
         })
     }
 
-    /// The row of a payment, and when it is written.
-    fn row(&self, name: &str) -> Option<(Duration, &PaymentTable)> {
-        match self.payments.get(name) {
-            Some(row) => Some((Duration::ZERO, row)),
-            None => self
-                .later_rows()
-                .find(|(_, payment, _)| *payment == name)
-                .map(|(at, _, row)| (at, row)),
-        }
+    /// The row of a payment, whenever it is written.
+    fn row(&self, name: &str) -> Option<&PaymentTable> {
+        let later = || self.later_rows().find(|(_, payment, _)| *payment == name);
+        self.payments.get(name).or_else(|| later().map(|(_, _, row)| row))
     }
 
     /// The rows the gateway writes during the story.
@@ -372,10 +367,6 @@ pub(super) fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Dur
     let text = String::deserialize(deserializer)?;
     humantime::parse_duration(&text)
         .map_err(|error| serde::de::Error::custom(format!("{text:?} is no duration: {error}")))
-}
-
-fn some_duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
-    duration(deserializer).map(Some)
 }
 
 fn from_text<'de, D: Deserializer<'de>, T>(deserializer: D) -> Result<T, D::Error>

@@ -81,7 +81,7 @@ impl Scenario {
         if let Some(signed) = &row.same_authorization_as {
             const KEY: &str = "same_authorization_as";
             self.payment_exists(table, KEY, signed)?;
-            let first = self.row(signed).is_some_and(|(_, r)| r.same_authorization_as.is_none());
+            let first = self.row(signed).is_some_and(|r| r.same_authorization_as.is_none());
             ensure(signed != name && first, table, KEY, "must be the payment it was signed for")?;
             ensure(row.payer.is_none(), table, "payer", format!("is that of {signed}"))?;
         }
