@@ -347,7 +347,10 @@ impl Config {
         for (name, value) in environment {
             override_from(&mut table, &name, &value);
         }
-        table.try_into().map_err(|e: toml::de::Error| ConfigError::Shape(e.message().to_owned()))
+        // Without a text to quote, the parser's own words name the key.
+        table.try_into().map_err(|e: toml::de::Error| {
+            ConfigError::Shape(e.to_string().trim_end().replace('\n', " "))
+        })
     }
 
     /// Where the database is.

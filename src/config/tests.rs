@@ -98,6 +98,9 @@ fn the_environment_overrides_and_secrets_are_never_shown() {
     assert_eq!(config.discovery.batch_max, 7);
     assert!(matches!(config.database_url(), Ok(DatabaseUrl::Postgres(_))));
     assert!(!format!("{config:?}").contains("SECRET"));
+    let wrong = [("RECONCILED_POLICY_QUORUM".to_owned(), "many".to_owned())];
+    let message = Config::parse(GOOD, wrong).expect_err("refused").to_string();
+    assert!(message.contains("policy.quorum"), "{message}");
     let unknown = [("RECONCILED_LOG_COLOUR".to_owned(), "red".to_owned())];
     assert!(Config::parse(GOOD, unknown).expect_err("refused").to_string().contains("colour"));
 }
