@@ -335,3 +335,6 @@ fn register<C: Collector + Clone + 'static>(
 fn as_i64(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
+
+#[cfg(test)]
+mod tests;
