@@ -274,7 +274,7 @@ const CALL_OUTCOMES: [&str; 5] = [
 ];
 
 impl RpcObserver for Metrics {
-    fn expect(&self, chain: ChainId, endpoint: &EndpointName, methods: &[&'static str]) {
+    fn configured(&self, chain: ChainId, endpoint: &EndpointName, methods: &[&'static str]) {
         let (chain, endpoint) = (chain.to_string(), endpoint.as_str());
         for method in methods {
             for outcome in CALL_OUTCOMES {

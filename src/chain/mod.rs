@@ -69,7 +69,7 @@ pub struct ChainSettings {
 /// Told of every JSON-RPC call, for metrics.
 pub trait RpcObserver: Send + Sync + 'static {
     /// An endpoint is configured, and these are the only methods it will ever be called with.
-    fn expect(&self, _chain: ChainId, _endpoint: &EndpointName, _methods: &[&'static str]) {}
+    fn configured(&self, _chain: ChainId, _endpoint: &EndpointName, _methods: &[&'static str]) {}
 
     /// One call was answered or failed. `outcome` is `ok` or a [`crate::domain::ReadFailureKind`] code;
     /// a batch of n calls is told n times, each with the batch's duration.
@@ -133,7 +133,7 @@ impl Chain {
                 return Err(refuse(format!("two endpoints are named {}", endpoint.name)));
             }
             let endpoint = Endpoint::new(&settings, endpoint, observer.clone()).map_err(refuse)?;
-            observer.expect(chain_id, &endpoint.name, &ALLOWED_METHODS);
+            observer.configured(chain_id, &endpoint.name, &ALLOWED_METHODS);
             endpoints.push(Arc::new(endpoint));
         }
         Ok(Self { settings: Arc::new(settings), endpoints })

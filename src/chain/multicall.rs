@@ -156,7 +156,7 @@ impl Endpoint {
         parse_aggregate(settings, asked, head, &answer).map(Some)
     }
 
-    /// The same without Multicall3: JSON-RPC batches, the chain id with each.
+    /// The same without Multicall3: JSON-RPC batches, the chain id in the first.
     async fn states_one_by_one(
         &self,
         settings: &ChainSettings,

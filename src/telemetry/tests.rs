@@ -7,7 +7,7 @@ use super::*;
 /// Every series the daemon has, with one endpoint and one task.
 fn series() -> BTreeSet<String> {
     let metrics = Metrics::new().expect("metrics");
-    metrics.expect(ChainId::new(1), &EndpointName::new("one"), &["eth_call"]);
+    metrics.configured(ChainId::new(1), &EndpointName::new("one"), &["eth_call"]);
     metrics.expect_task("one");
     let text = String::from_utf8(metrics.render().expect("renders")).expect("is text");
     let samples = text.lines().filter(|line| !line.starts_with('#'));
