@@ -5,6 +5,7 @@
 //! hold the URL, which may hold a key.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,7 @@ use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use url::Url;
+use uuid::Uuid;
 
 use super::RpcObserver;
 use super::error::CallError;
@@ -75,7 +77,13 @@ pub(super) struct Transport {
     chain_id: ChainId,
     endpoint: EndpointName,
     observer: Arc<dyn RpcObserver>,
+    /// No two calls of this process have one id, and hardly any two of all processes behind one proxy: so
+    /// an answer that was meant for another request is known by it.
+    next_id: AtomicU64,
 }
+
+/// Ids begin below this, and stay whole numbers in every JSON parser.
+const FIRST_ID_BITS: u32 = 48;
 
 impl Transport {
     /// Sets up the client; connects to nobody yet. The error never holds the URL.
@@ -94,7 +102,9 @@ impl Transport {
         let client = http_client(request_timeout).map_err(|error| {
             format!("endpoint {endpoint}: no HTTP client: {}", error_chain(&error))
         })?;
-        Ok(Self { client, secrets: secrets_of(&url), url, chain_id, endpoint, observer })
+        let (random, _) = Uuid::new_v4().as_u64_pair();
+        let next_id = AtomicU64::new(random >> (u64::BITS - FIRST_ID_BITS));
+        Ok(Self { client, secrets: secrets_of(&url), url, chain_id, endpoint, observer, next_id })
     }
 
     /// Sends one call.
@@ -126,10 +136,12 @@ impl Transport {
 
     /// One HTTP request. `Ok` holds one result per call.
     async fn exchange(&self, calls: &[Call]) -> Result<Vec<CallResult>, CallError> {
+        let count = calls.len() as u64;
+        let first_id = self.next_id.fetch_add(count, Ordering::Relaxed);
         let mut requests: Vec<Value> = calls
             .iter()
-            .enumerate()
-            .map(|(id, call)| {
+            .zip(first_id..)
+            .map(|(call, id)| {
                 json!({"jsonrpc": "2.0", "id": id, "method": call.method, "params": call.params})
             })
             .collect();
@@ -151,7 +163,7 @@ impl Transport {
         if status == 429 {
             return Err(CallError::Http { status, body: self.excerpt(&body) });
         }
-        match parse_answers(&body, calls.len()) {
+        match parse_answers(&body, first_id, count) {
             Some(answers) => {
                 Ok(answers.into_iter().map(|a| a.map_err(|e| self.redact(e))).collect())
             }
@@ -234,6 +246,11 @@ struct ErrorObject {
 }
 
 impl Answer {
+    /// Its id, where it is one of ours: a number, which some servers give back as text.
+    fn id(&self) -> Option<u64> {
+        self.id.as_u64().or_else(|| self.id.as_str()?.parse().ok())
+    }
+
     fn into_result(self) -> CallResult {
         match (self.error, self.result) {
             (Some(error), _) => Err(CallError::Rpc {
@@ -250,25 +267,43 @@ impl Answer {
 }
 
 /// `None`: not JSON-RPC. Else one result per call, put in order by id.
-fn parse_answers(body: &[u8], calls: usize) -> Option<Vec<CallResult>> {
+fn parse_answers(body: &[u8], first_id: u64, count: u64) -> Option<Vec<CallResult>> {
     let is_list = body.iter().find(|b| !b.is_ascii_whitespace()) == Some(&b'[');
     if !is_list {
         let answer: Answer = serde_json::from_slice(body).ok()?;
-        if answer.error.is_none() && (calls != 1 || answer.result.is_none() && answer.id.is_null())
-        {
-            return None;
-        }
-        // One error for the whole batch, or the answer to the only call.
-        let result = answer.into_result();
-        return Some((0..calls).map(|_| result.clone()).collect());
+        return parse_answer(answer, first_id, count);
     }
     let answers: Vec<Answer> = serde_json::from_slice(body).ok()?;
-    let mut by_id: HashMap<u64, CallResult> = answers
-        .into_iter()
-        .filter_map(|answer| Some((answer.id.as_u64()?, answer.into_result())))
-        .collect();
+    let mut by_id: HashMap<u64, CallResult> = HashMap::new();
+    for answer in answers {
+        let Some(id) = answer.id() else { continue };
+        let twice = || CallError::BadAnswer("the batch's answer has this call twice".to_owned());
+        by_id
+            .entry(id)
+            .and_modify(|result| *result = Err(twice()))
+            .or_insert_with(|| answer.into_result());
+    }
     let missing = || CallError::BadAnswer("the batch's answer leaves this call out".to_owned());
-    Some((0..calls as u64).map(|id| by_id.remove(&id).unwrap_or_else(|| Err(missing()))).collect())
+    let ids = first_id..first_id.saturating_add(count);
+    Some(ids.map(|id| by_id.remove(&id).unwrap_or_else(|| Err(missing()))).collect())
+}
+
+/// The answer to the only call, or one error for all of them.
+fn parse_answer(answer: Answer, first_id: u64, count: u64) -> Option<Vec<CallResult>> {
+    let is_error = answer.error.is_some();
+    if !is_error && (count != 1 || answer.result.is_none() && answer.id.is_null()) {
+        return None;
+    }
+    // Whoever could not read the request does not know its id; a result always comes with one.
+    let is_ours = match answer.id() {
+        Some(id) => (first_id..first_id.saturating_add(count)).contains(&id),
+        None => is_error,
+    };
+    let result = match is_ours {
+        true => answer.into_result(),
+        false => Err(CallError::BadAnswer("an answer to another request".to_owned())),
+    };
+    Some((0..count).map(|_| result.clone()).collect())
 }
 
 /// Decodes a result; one of another shape is a bad answer.
@@ -306,7 +341,10 @@ mod tests {
     fn transport(url: &str, seen: &Arc<Seen>) -> Transport {
         let url = Url::parse(url).unwrap();
         let name = EndpointName::new("a");
-        Transport::new(ChainId::new(1), name, url, Duration::from_secs(5), seen.clone()).unwrap()
+        let timeout = Duration::from_secs(5);
+        let transport = Transport::new(ChainId::new(1), name, url, timeout, seen.clone()).unwrap();
+        // The answers below were written beforehand.
+        Transport { next_id: AtomicU64::new(0), ..transport }
     }
 
     /// A server that gives this HTTP response to every request, and counts connections.
@@ -421,10 +459,21 @@ mod tests {
         assert!(error.is_range_refusal(), "a smaller range has a smaller answer");
     }
 
+    #[tokio::test]
+    async fn an_answer_to_another_request_is_no_answer() {
+        let (port, _) = server(http("200 OK", r#"{"id":0,"result":"0x1"}"#)).await;
+        let seen = Arc::new(Seen::default());
+        let transport = transport(&format!("http://127.0.0.1:{port}"), &seen);
+        transport.call(call("eth_chainId")).await.unwrap();
+        // A proxy that gives the first answer again.
+        let error = transport.call(call("eth_chainId")).await.unwrap_err();
+        assert_eq!(error, CallError::BadAnswer("an answer to another request".to_owned()));
+    }
+
     #[test]
     fn answers_are_put_in_order_by_id_and_missing_ones_fail_alone() {
-        let body = br#"[{"id":2,"result":"c"},{"id":0,"error":{"code":3,"message":"reverted"}}]"#;
-        let results = parse_answers(body, 3).unwrap();
+        let body = br#"[{"id":9,"result":"c"},{"id":"7","error":{"code":3,"message":"reverted"}}]"#;
+        let results = parse_answers(body, 7, 3).unwrap();
         assert_eq!(
             results[0].as_ref().unwrap_err(),
             &CallError::Rpc { code: 3, message: "reverted".into() }
@@ -432,8 +481,17 @@ mod tests {
         assert!(matches!(results[1], Err(CallError::BadAnswer(_))));
         assert_eq!(results[2].as_ref().unwrap().get(), "\"c\"");
         let whole =
-            parse_answers(br#"{"id":null,"error":{"code":-32000,"message":"no"}}"#, 2).unwrap();
+            parse_answers(br#"{"id":null,"error":{"code":-32000,"message":"no"}}"#, 7, 2).unwrap();
         assert!(whole.iter().all(|r| matches!(r, Err(CallError::Rpc { code: -32000, .. }))));
-        assert!(parse_answers(br#"{"id":0,"result":"a"}"#, 2).is_none(), "one answer to two calls");
+        assert!(parse_answers(br#"{"id":7,"result":"a"}"#, 7, 2).is_none(), "one answer to two");
+        assert!(parse_answers(br#"{"result":"a"}"#, 7, 1).unwrap()[0].is_err(), "whose is it?");
+    }
+
+    #[test]
+    fn two_answers_to_one_call_are_none() {
+        let body = br#"[{"id":0,"result":"a"},{"id":1,"result":"b"},{"id":0,"result":"c"}]"#;
+        let results = parse_answers(body, 0, 2).unwrap();
+        assert!(matches!(results[0], Err(CallError::BadAnswer(_))));
+        assert_eq!(results[1].as_ref().unwrap().get(), "\"b\"");
     }
 }
