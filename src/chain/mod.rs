@@ -10,6 +10,7 @@ mod endpoint;
 mod error;
 mod logs;
 mod multicall;
+mod read;
 mod transport;
 
 use std::sync::Arc;
@@ -22,8 +23,8 @@ use crate::domain::{
     ChainId, ConsumptionKind, EndpointName, Evidence, Method, NonceState, Observation, Payment,
     ReadFailure, ReadFailureKind, Reading, Timestamp,
 };
-use eip3009::Asked;
 use endpoint::Endpoint;
+use read::Asked;
 use transport::ALLOWED_METHODS;
 
 /// Multicall3's canonical address, the same on every chain that has it.
@@ -240,7 +241,7 @@ async fn ask(
     now: Timestamp,
     within: Duration,
 ) -> Vec<Result<Observation, ReadFailure>> {
-    let read = endpoint.read_eip3009(settings, asked, now);
+    let read = endpoint.read(settings, asked, now);
     let outcomes = tokio::time::timeout(within, read).await.unwrap_or_else(|_| {
         let detail = format!("the read was given up after {:.1} s", within.as_secs_f64());
         let failure = ReadFailure::new(ReadFailureKind::Unreachable, detail);

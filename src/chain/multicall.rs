@@ -1,14 +1,13 @@
-//! State reads: whether authorizations are used, in one call per few hundred, pinned to one block hash.
+//! State reads: words of contracts' state, in one call per few hundred, pinned to one block hash.
 //!
-//! Through Multicall3, so that block, time, chain id and states come from one backend. Where it is
-//! absent, through JSON-RPC batches at the same block hash.
+//! Through Multicall3, so that block, time, chain id and state come from one backend. Where it is
+//! absent, through JSON-RPC batches at the same block hash. What a word means is the asker's business.
 
 use alloy_primitives::{Address, B256, Bytes, U64, U256};
 use alloy_sol_types::{SolCall, sol};
 use serde_json::json;
 
 use super::ChainSettings;
-use super::eip3009::Asked;
 use super::endpoint::Endpoint;
 use super::error::CallError;
 use super::transport::{Call, CallResult, decode};
@@ -28,20 +27,30 @@ sol! {
     function getBlockNumber() external view returns (uint256 blockNumber);
     function getCurrentBlockTimestamp() external view returns (uint256 timestamp);
     function getChainId() external view returns (uint256 chainid);
-    function authorizationState(address authorizer, bytes32 nonce) external view returns (bool);
 }
 
-/// The calls that say where the states were read, ahead of the states themselves.
+/// A call of a contract that answers with one word.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct StateCall {
+    /// The contract.
+    pub(super) target: Address,
+    /// The function's name, for people.
+    pub(super) what: &'static str,
+    /// The call itself.
+    pub(super) data: Bytes,
+}
+
+/// The calls that say where the state was read, ahead of the calls for it.
 const PREAMBLE: usize = 3;
 
 fn bad(detail: String) -> ReadFailure {
     ReadFailure::new(ReadFailureKind::BadAnswer, detail)
 }
 
-fn no_code(token: Address) -> ReadFailure {
+fn no_code(call: &StateCall) -> ReadFailure {
     ReadFailure::new(
         ReadFailureKind::NoCode,
-        format!("authorizationState of {token} answers nothing or fails"),
+        format!("{} of {} answers nothing or fails", call.what, call.target),
     )
 }
 
@@ -59,40 +68,33 @@ fn check_chain_id(settings: &ChainSettings, id: U256) -> Result<(), ReadFailure>
 }
 
 /// An `eth_call` that is answered only from exactly this block.
-fn call_at(block: B256, to: Address, data: Vec<u8>) -> Call {
+fn call_at(block: B256, to: Address, data: &Bytes) -> Call {
     let pinned = json!({"blockHash": block, "requireCanonical": true});
-    Call { method: "eth_call", params: json!([{"to": to, "data": Bytes::from(data)}, pinned]) }
+    Call { method: "eth_call", params: json!([{"to": to, "data": data}, pinned]) }
 }
 
-fn state_call(asked: &Asked) -> Vec<u8> {
-    authorizationStateCall { authorizer: asked.payer, nonce: asked.nonce }.abi_encode()
-}
-
-/// The bool a token answered with: exactly one word, 0 or 1.
-fn parse_state(token: Address, data: &[u8]) -> Result<bool, ReadFailure> {
+/// The word a contract answered with: exactly 32 bytes.
+fn parse_word(call: &StateCall, data: &[u8]) -> Result<U256, ReadFailure> {
     if data.is_empty() {
-        return Err(no_code(token));
+        return Err(no_code(call));
     }
+    let StateCall { target, what, .. } = call;
     let word = <[u8; 32]>::try_from(data)
-        .map_err(|_| bad(format!("authorizationState of {token} has {} bytes", data.len())))?;
-    match U256::from_be_bytes(word) {
-        U256::ZERO => Ok(false),
-        U256::ONE => Ok(true),
-        _ => Err(bad(format!("authorizationState of {token} is neither true nor false"))),
-    }
+        .map_err(|_| bad(format!("{what} of {target} has {} bytes", data.len())))?;
+    Ok(U256::from_be_bytes(word))
 }
 
 impl Endpoint {
-    /// `authorizationState` of each at `head`; one result each, in order.
-    pub(super) async fn states(
+    /// The word each call answers with at `head`; one result each, in order.
+    pub(super) async fn words(
         &self,
         settings: &ChainSettings,
-        asked: &[Asked],
+        calls: &[StateCall],
         head: &BlockRef,
-    ) -> Vec<Result<bool, ReadFailure>> {
-        let mut states: Vec<Result<bool, ReadFailure>> = Vec::with_capacity(asked.len());
+    ) -> Vec<Result<U256, ReadFailure>> {
+        let mut words: Vec<Result<U256, ReadFailure>> = Vec::with_capacity(calls.len());
         // A stack of what is left to ask, the next on top.
-        let mut left: Vec<&[Asked]> = asked.chunks(settings.batch_max).rev().collect();
+        let mut left: Vec<&[StateCall]> = calls.chunks(settings.batch_max).rev().collect();
         while let Some(chunk) = left.pop() {
             let known_absent = self.memory().multicall_absent;
             let read = match known_absent {
@@ -100,72 +102,72 @@ impl Endpoint {
                 false => self.aggregate(settings, chunk, head).await,
             };
             match read {
-                Ok(Some(read)) => states.extend(read),
+                Ok(Some(read)) => words.extend(read),
                 Ok(None) => {
-                    let read = self.states_one_by_one(settings, chunk, head).await;
+                    let read = self.words_one_by_one(settings, chunk, head).await;
                     // Only an endpoint that answers otherwise is known to lack Multicall3.
                     if read.iter().any(Result::is_ok) {
                         self.memory().multicall_absent = true;
                     }
-                    states.extend(read);
+                    words.extend(read);
                 }
-                // One token may burn all the gas of a call: the others must not pay for it (I11).
+                // One contract may burn all the gas of a call: the others must not pay for it (I11).
                 Err(failure) if is_out_of_gas(&failure) && chunk.len() > 1 => {
                     let (first, second) = chunk.split_at(chunk.len() / 2);
                     left.extend([second, first]);
                 }
                 Err(failure) => {
                     let gives_up = failure.kind == ReadFailureKind::Unreachable;
-                    states.extend(chunk.iter().map(|_| Err(failure.clone())));
+                    words.extend(chunk.iter().map(|_| Err(failure.clone())));
                     if gives_up {
                         // Whoever does not answer is not asked again and again: others are waiting.
-                        states.resize(asked.len(), Err(failure));
+                        words.resize(calls.len(), Err(failure));
                         break;
                     }
                 }
             }
         }
-        states
+        words
     }
 
     /// One call to Multicall3; `None` where there is none.
     async fn aggregate(
         &self,
         settings: &ChainSettings,
-        asked: &[Asked],
+        calls: &[StateCall],
         head: &BlockRef,
-    ) -> Result<Option<Vec<Result<bool, ReadFailure>>>, ReadFailure> {
+    ) -> Result<Option<Vec<Result<U256, ReadFailure>>>, ReadFailure> {
         let multicall = settings.multicall3;
         let preamble = [
             getBlockNumberCall {}.abi_encode(),
             getCurrentBlockTimestampCall {}.abi_encode(),
             getChainIdCall {}.abi_encode(),
         ];
-        let calls = preamble
+        let all = preamble
             .into_iter()
-            .map(|data| (multicall, data))
-            .chain(asked.iter().map(|asked| (asked.token, state_call(asked))))
-            .map(|(target, data)| Call3 { target, allowFailure: true, callData: data.into() })
+            .map(|data| (multicall, data.into()))
+            .chain(calls.iter().map(|call| (call.target, call.data.clone())))
+            .map(|(target, data)| Call3 { target, allowFailure: true, callData: data })
             .collect();
-        let data = aggregate3Call { calls }.abi_encode();
-        let result = self.transport.call(call_at(head.hash, multicall, data)).await?;
+        let data = aggregate3Call { calls: all }.abi_encode().into();
+        let result = self.transport.call(call_at(head.hash, multicall, &data)).await?;
         let answer: Bytes = decode("aggregate3", &result)?;
         if answer.is_empty() {
             return Ok(None);
         }
-        parse_aggregate(settings, asked, head, &answer).map(Some)
+        parse_aggregate(settings, calls, head, &answer).map(Some)
     }
 
     /// The same without Multicall3: JSON-RPC batches, the chain id in the first.
-    async fn states_one_by_one(
+    async fn words_one_by_one(
         &self,
         settings: &ChainSettings,
-        asked: &[Asked],
+        calls: &[StateCall],
         head: &BlockRef,
-    ) -> Vec<Result<bool, ReadFailure>> {
-        let mut calls = vec![Call { method: "eth_chainId", params: json!([]) }];
-        calls.extend(asked.iter().map(|a| call_at(head.hash, a.token, state_call(a))));
-        let mut results = self.transport.batch(&calls).await.into_iter();
+    ) -> Vec<Result<U256, ReadFailure>> {
+        let mut batch = vec![Call { method: "eth_chainId", params: json!([]) }];
+        batch.extend(calls.iter().map(|call| call_at(head.hash, call.target, &call.data)));
+        let mut results = self.transport.batch(&batch).await.into_iter();
         let missing = || Err(CallError::BadAnswer("no chain id".to_owned()));
         let checked = results
             .next()
@@ -174,38 +176,35 @@ impl Endpoint {
             .map_err(ReadFailure::from)
             .and_then(|id| check_chain_id(settings, U256::from(id)));
         if let Err(failure) = checked {
-            return asked.iter().map(|_| Err(failure.clone())).collect();
+            return calls.iter().map(|_| Err(failure.clone())).collect();
         }
-        asked.iter().zip(results).map(|(asked, result)| parse_single(asked.token, result)).collect()
+        calls.iter().zip(results).map(|(call, result)| parse_single(call, result)).collect()
     }
 }
 
-fn parse_single(token: Address, result: CallResult) -> Result<bool, ReadFailure> {
+fn parse_single(call: &StateCall, result: CallResult) -> Result<U256, ReadFailure> {
     match result {
         Ok(result) => {
-            let data: Bytes = decode("authorizationState", &result)?;
-            parse_state(token, &data)
+            let data: Bytes = decode(call.what, &result)?;
+            parse_word(call, &data)
         }
         // What Multicall3 would report as a failed call.
-        Err(error) if error.is_revert() => Err(no_code(token)),
+        Err(error) if error.is_revert() => Err(no_code(call)),
         Err(error) => Err(error.into()),
     }
 }
 
 fn parse_aggregate(
     settings: &ChainSettings,
-    asked: &[Asked],
+    calls: &[StateCall],
     head: &BlockRef,
     answer: &[u8],
-) -> Result<Vec<Result<bool, ReadFailure>>, ReadFailure> {
+) -> Result<Vec<Result<U256, ReadFailure>>, ReadFailure> {
     let results = aggregate3Call::abi_decode_returns(answer)
         .map_err(|error| bad(format!("aggregate3: {error}")))?;
-    if results.len() != PREAMBLE + asked.len() {
-        return Err(bad(format!(
-            "aggregate3: {} results to {} calls",
-            results.len(),
-            PREAMBLE + asked.len()
-        )));
+    let asked = PREAMBLE + calls.len();
+    if results.len() != asked {
+        return Err(bad(format!("aggregate3: {} results to {asked} calls", results.len())));
     }
     let number = |index: usize, what: &str| {
         let result = &results[index];
@@ -224,14 +223,10 @@ fn parse_aggregate(
             head.time.as_secs()
         )));
     }
-    let states = asked.iter().zip(&results[PREAMBLE..]).map(|(asked, result)| {
-        if result.success {
-            parse_state(asked.token, &result.returnData)
-        } else {
-            Err(no_code(asked.token))
-        }
+    let words = calls.iter().zip(&results[PREAMBLE..]).map(|(call, result)| {
+        if result.success { parse_word(call, &result.returnData) } else { Err(no_code(call)) }
     });
-    Ok(states.collect())
+    Ok(words.collect())
 }
 
 #[cfg(test)]
@@ -246,21 +241,13 @@ mod tests {
         assert_eq!(getBlockNumberCall::SELECTOR, hex!("42cbb15c"));
         assert_eq!(getCurrentBlockTimestampCall::SELECTOR, hex!("0f28c97d"));
         assert_eq!(getChainIdCall::SELECTOR, hex!("3408e470"));
-        assert_eq!(authorizationStateCall::SELECTOR, hex!("e94a0102"));
     }
 
     #[test]
-    fn a_state_is_exactly_one_word_of_zero_or_one() {
-        let word = |last: u8| {
-            let mut word = [0; 32];
-            word[31] = last;
-            word
-        };
-        let parse = |data: &[u8]| parse_state(Address::ZERO, data).map_err(|failure| failure.kind);
-        assert_eq!(parse(&word(0)), Ok(false));
-        assert_eq!(parse(&word(1)), Ok(true));
-        assert_eq!(parse(&word(2)), Err(ReadFailureKind::BadAnswer));
-        assert_eq!(parse(&[0xff; 32]), Err(ReadFailureKind::BadAnswer));
+    fn a_word_is_exactly_32_bytes() {
+        let call = StateCall { target: Address::ZERO, what: "answer", data: Bytes::new() };
+        let parse = |data: &[u8]| parse_word(&call, data).map_err(|failure| failure.kind);
+        assert_eq!(parse(&U256::from(7).to_be_bytes::<32>()), Ok(U256::from(7)));
         assert_eq!(parse(&[]), Err(ReadFailureKind::NoCode));
         assert_eq!(parse(&[0; 31]), Err(ReadFailureKind::BadAnswer));
         assert_eq!(parse(&[0; 64]), Err(ReadFailureKind::BadAnswer));
