@@ -1,0 +1,168 @@
+//! The daemon of a story: the real worker, built as `run` builds it, and called when its tasks would be.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use super::{Audience, Runner, STORY_CHAIN, Told};
+use crate::chain::{Chain, ChainSettings, EndpointSettings, MULTICALL3};
+use crate::clock::{Clock, ManualClock};
+use crate::domain::{EndpointName, Outcome, PaidAfter, PaymentId, Policy};
+use crate::schedule::{Schedule, Timing};
+use crate::sim::SimServer;
+use crate::sim::scenario::{KillPoint, Scenario};
+use crate::store::{Applied, Store};
+use crate::telemetry::{Metrics, rpc_observer};
+use crate::worker::{Checker, CheckerSettings, Discovery, Leased, WatchedChain};
+
+/// As in the daemon's configuration.
+const LEASE_TTL: Duration = Duration::from_secs(60);
+const HEAD_AGE_MAX: Duration = Duration::from_secs(60);
+const LOG_LOOKBACK: Duration = Duration::from_secs(3_600);
+const BATCH_MAX: u32 = 500;
+const PAGE_SIZE: u32 = 2_000;
+const FINALITY_RETRY: Duration = Duration::from_secs(60);
+/// Beyond the story's own `finalized_lag`.
+const FINALITY_SLACK: Duration = Duration::from_secs(60);
+/// The simulated chain answers at once or not at all.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a killed daemon loses and a started one has anew.
+pub(super) struct Daemon {
+    pub(super) checker: Arc<Checker>,
+    pub(super) discovery: Discovery,
+}
+
+impl Runner {
+    pub(super) async fn check_due(
+        &mut self,
+        now: Duration,
+        audience: &mut dyn Audience,
+    ) -> anyhow::Result<()> {
+        loop {
+            let leased = self.daemon.checker.lease_due(BATCH_MAX).await?;
+            let count = leased.followed().len();
+            if count == 0 {
+                return Ok(());
+            }
+            if let Some(point) = self.kill_at_next.take() {
+                self.die(point, leased).await?;
+                audience.hear(now, Told::Killed).await;
+                return Ok(());
+            }
+            let applied = self.daemon.checker.finish(leased, &self.stop).await?;
+            self.tell(now, applied, audience).await;
+        }
+    }
+
+    pub(super) async fn reconcile(
+        &mut self,
+        now: Duration,
+        audience: &mut dyn Audience,
+    ) -> anyhow::Result<()> {
+        let mut after: Option<PaymentId> = None;
+        loop {
+            let leased = self.daemon.checker.lease_page(after.as_ref(), PAGE_SIZE).await?;
+            let Some(last) = leased.followed().last() else { return Ok(()) };
+            after = Some(last.watch.payment_id.clone());
+            let applied = self.daemon.checker.finish(leased, &self.stop).await?;
+            self.tell(now, applied, audience).await;
+        }
+    }
+
+    /// Whatever the process held in memory is gone; what it leased stays leased.
+    async fn die(&mut self, point: KillPoint, leased: Leased) -> anyhow::Result<()> {
+        match point {
+            KillPoint::LeaseAndRead => drop(leased),
+            KillPoint::ReadAndApply => drop(self.daemon.checker.read(leased).await),
+        }
+        self.daemon = start_daemon(&self.scenario, &self.server, &self.store, &self.clock)?;
+        Ok(())
+    }
+
+    async fn tell(&mut self, now: Duration, applied: Vec<Applied>, audience: &mut dyn Audience) {
+        for one in applied {
+            let Ok(resolved) = one.result else { continue };
+            if !resolved.recorded && resolved.outcome != Outcome::Flagged {
+                continue;
+            }
+            let paid = matches!(
+                resolved.outcome,
+                Outcome::Paid
+                    | Outcome::Reinstated
+                    | Outcome::RefundOwed
+                    | Outcome::AuthorizationReused
+            );
+            let delay = self.landed.get(&one.payment_id).filter(|_| paid);
+            let delay = delay.map(|landed| self.at(now).since(*landed));
+            if let Some(delay) = delay {
+                self.delays.entry(one.payment_id.to_string()).or_insert(delay);
+            }
+            let told = Told::Resolved { payment: one.payment_id, outcome: resolved.outcome, delay };
+            audience.hear(now, told).await;
+        }
+    }
+}
+
+pub(super) fn start_daemon(
+    scenario: &Scenario,
+    server: &SimServer,
+    store: &Arc<dyn Store>,
+    clock: &Arc<ManualClock>,
+) -> anyhow::Result<Daemon> {
+    let metrics = Metrics::new()?;
+    let policy = Policy {
+        deadline_after: scenario.policy.deadline,
+        early_failure: scenario.policy.early_failure,
+        late: scenario.policy.late,
+        paid_after: scenario.policy.paid_after,
+        quorum: scenario.policy.quorum,
+        positive_quorum: 1,
+    };
+    let endpoints = server.urls().iter().enumerate().map(|(i, url)| EndpointSettings {
+        name: EndpointName::new(&format!("endpoint-{i}")),
+        url: url.clone(),
+    });
+    let settings = ChainSettings {
+        chain_id: STORY_CHAIN,
+        endpoints: endpoints.collect(),
+        block_time: scenario.chain.block_time,
+        head_age_max: HEAD_AGE_MAX,
+        log_lookback: LOG_LOOKBACK,
+        log_range_max: 10_000,
+        batch_max: 400,
+        read_safe: policy.paid_after == PaidAfter::Safe,
+        foreign_block_number: false,
+        multicall3: MULTICALL3,
+        request_timeout: REQUEST_TIMEOUT,
+    };
+    let watched = WatchedChain {
+        chain: Chain::new(settings, rpc_observer(&metrics))?,
+        schedule: Schedule::default(),
+        timing: Timing {
+            finality_margin: scenario.chain.finalized_lag + FINALITY_SLACK,
+            deadline_margin: scenario.chain.block_time * 10,
+            finality_retry: FINALITY_RETRY,
+        },
+        policy: policy.clone(),
+    };
+    let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(clock);
+    let checker = Checker::new(
+        Arc::clone(store),
+        BTreeMap::from([(STORY_CHAIN, Arc::new(watched))]),
+        policy,
+        Arc::clone(&clock),
+        metrics,
+        CheckerSettings { lease_ttl: LEASE_TTL },
+    );
+    let discovery = Discovery {
+        store: Arc::clone(store),
+        clock,
+        stale_after: scenario.policy.stale_after,
+        batch_max: 1_000,
+        wakes: Arc::new(Notify::new()),
+    };
+    Ok(Daemon { checker: Arc::new(checker), discovery })
+}

@@ -1,0 +1,77 @@
+//! What the database says at one moment of a story, beside what the chain holds.
+
+use std::collections::BTreeMap;
+
+use alloy_primitives::U256;
+
+use super::{Runner, STORY_PAY_TO};
+use crate::domain::{Amount, RefundReason, RefundStatus};
+use crate::sim::expectation::{Observed, Refund};
+
+impl Runner {
+    pub(super) async fn observe(&self) -> anyhow::Result<Observed> {
+        let orders = self.gateway.orders().await?;
+        let payments = self.gateway.payments().await?;
+        let refunds = self.refunds().await?;
+        let stock = self.gateway.stock().await?;
+        let flags = self.gateway.open_flags().await?;
+        Ok(Observed {
+            drift: Some(self.drift(&orders, &payments, &refunds)?),
+            paid_by: orders
+                .iter()
+                .filter_map(|(order, (_, paid_by))| Some((order.clone(), paid_by.clone()?)))
+                .collect(),
+            orders: orders.into_iter().map(|(order, (status, _))| (order, status)).collect(),
+            payments,
+            stock: stock
+                .into_iter()
+                .map(|(sku, available)| Ok((sku, available.parse()?)))
+                .collect::<anyhow::Result<_>>()?,
+            reservations: self.gateway.reservations_by_order().await?,
+            identifiers: self.gateway.identifiers().await?,
+            refunds,
+            flags: flags.iter().map(|flag| flag.trim_end_matches(':').to_owned()).collect(),
+            events: self.gateway.events().await?,
+            reads: self.server.requests(),
+        })
+    }
+
+    async fn refunds(&self) -> anyhow::Result<Vec<Refund>> {
+        let seen = self.gateway.refunds().await?;
+        seen.into_iter()
+            .map(|refund| {
+                let odd = |what: &str| anyhow::anyhow!("refunds_owed holds the {what} {refund:?}");
+                Ok(Refund {
+                    reason: RefundReason::from_code(&refund.reason).ok_or_else(|| odd("reason"))?,
+                    status: RefundStatus::from_code(&refund.status).ok_or_else(|| odd("status"))?,
+                    amount: refund.amount.parse().map_err(|_| odd("amount"))?,
+                    payment: refund.payment_id.clone(),
+                })
+            })
+            .collect()
+    }
+
+    /// What reached `pay_to` on the simulated chain less what the database accounts for: paid, owed back
+    /// or flagged (I4). The chain's side is the chain's own record, not what the daemon saw of it.
+    fn drift(
+        &self,
+        orders: &BTreeMap<String, (String, Option<String>)>,
+        payments: &BTreeMap<String, String>,
+        refunds: &[Refund],
+    ) -> anyhow::Result<String> {
+        let on_chain = self.server.chain().lock().received(STORY_PAY_TO);
+        let mut accounted = Amount::ZERO;
+        for (status, paid_by) in orders.values() {
+            let pays = matches!(status.as_str(), "paid" | "undelivered");
+            let Some(payer) = paid_by.as_ref().filter(|_| pays) else { continue };
+            if payments.get(payer).is_some_and(|status| status == "settled") {
+                accounted = accounted.saturating_add(self.payment(payer)?.amount);
+            }
+        }
+        for refund in refunds.iter().filter(|refund| refund.status != RefundStatus::Void) {
+            accounted = accounted.saturating_add(refund.amount);
+        }
+        let (chain, books): (U256, U256) = (on_chain.get(), accounted.get());
+        Ok(if chain >= books { (chain - books).to_string() } else { format!("-{}", books - chain) })
+    }
+}
