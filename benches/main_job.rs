@@ -17,7 +17,7 @@ use anyhow::Context;
 use reconciled::chain::{Chain, ChainSettings, EndpointSettings, MULTICALL3};
 use reconciled::clock::{Clock, ManualClock};
 use reconciled::domain::{Amount, EndpointName, PaymentId, Policy, RawPayment, Timestamp};
-use reconciled::schedule::{Schedule, Timing};
+use reconciled::schedule::{Pacing, Schedule, Timing};
 use reconciled::sim::gateway::{GatewayDb, NewOrder};
 use reconciled::sim::runner::{STORY_CHAIN, STORY_PAY_TO, STORY_START, STORY_TOKEN};
 use reconciled::sim::stage::Stage;
@@ -121,6 +121,7 @@ impl Bench {
                 finality_margin: Duration::from_secs(30 * 60),
                 deadline_margin: Duration::from_secs(20),
                 finality_retry: Duration::from_secs(60),
+                pacing: Pacing::default(),
             },
             policy: policy.clone(),
         };

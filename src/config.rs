@@ -15,7 +15,7 @@ use url::Url;
 
 use crate::chain::{ChainSettings, EndpointSettings, MULTICALL3};
 use crate::domain::{ChainId, EndpointName, LatePolicy, PaidAfter, Policy};
-use crate::schedule::{Schedule, Timing};
+use crate::schedule::{Pacing, Schedule, Timing};
 use crate::store::DatabaseUrl;
 use crate::telemetry::LogFormat;
 
@@ -520,6 +520,7 @@ impl ChainSection {
                 finality_margin: self.finality_margin.0,
                 deadline_margin: self.block_time.0.saturating_mul(DEADLINE_MARGIN_BLOCKS),
                 finality_retry: FINALITY_RETRY,
+                pacing: Pacing::default(),
             },
             policy,
         })

@@ -10,7 +10,7 @@ use super::{Audience, Runner, STORY_CHAIN, Told};
 use crate::chain::{Chain, ChainSettings, EndpointSettings, MULTICALL3};
 use crate::clock::{Clock, ManualClock};
 use crate::domain::{EndpointName, Outcome, PaidAfter, PaymentId, Policy};
-use crate::schedule::{Schedule, Timing};
+use crate::schedule::{Pacing, Schedule, Timing};
 use crate::sim::SimServer;
 use crate::sim::scenario::{KillPoint, Scenario};
 use crate::store::{Applied, Store};
@@ -145,6 +145,7 @@ pub(super) fn start_daemon(
             finality_margin: scenario.chain.finalized_lag + FINALITY_SLACK,
             deadline_margin: scenario.chain.block_time * 10,
             finality_retry: FINALITY_RETRY,
+            pacing: Pacing::default(),
         },
         policy: policy.clone(),
     };

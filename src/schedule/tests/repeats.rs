@@ -1,6 +1,9 @@
 //! The repeats, and the two checks that no schedule may skip.
 
-use super::*;
+use std::time::Duration;
+
+use crate::domain::Timestamp;
+use crate::schedule::{Schedule, ScheduleError};
 
 #[test]
 fn offsets_must_rise_and_be_few() {
@@ -19,7 +22,7 @@ fn missed_repeats_are_skipped_not_made_up_for() {
     let schedule = Schedule::default();
     let opened = Timestamp::from_millis(1_000_000);
     let after = |secs| opened.saturating_add(Duration::from_secs(secs));
-    assert_eq!(schedule.next_repeat(opened, opened), Some(after(2)));
-    assert_eq!(schedule.next_repeat(opened, after(60)), Some(after(80)));
-    assert_eq!(schedule.next_repeat(opened, after(300)), None);
+    assert_eq!(schedule.next_repeat(opened, opened, opened), Some(after(2)));
+    assert_eq!(schedule.next_repeat(opened, opened, after(60)), Some(after(80)));
+    assert_eq!(schedule.next_repeat(opened, opened, after(300)), None);
 }

@@ -1,0 +1,208 @@
+//! Settle latencies, counted.
+//!
+//! What is kept is one count and one sum per bin of a [`Grid`], whatever the number of samples. Counts are
+//! weights: a sample counts 1 when it is fresh and less as it ages.
+//!
+//! A payment that is still open is an observation too: it has survived until its age (right-censored).
+//! Open payments are a snapshot: add them to a copy made for one fit, never to what is kept, or each would
+//! be counted again at every look.
+
+use std::time::Duration;
+
+use super::Grid;
+use crate::domain::{BlockTime, Timestamp};
+
+/// Settle latencies of one rail and chain, on a grid.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LatencyCounts {
+    grid: Grid,
+    settled: Vec<f64>,
+    latency_secs: Vec<f64>,
+    /// By the number of whole bins survived; the last is "all of them".
+    open: Vec<f64>,
+    late: f64,
+    never: f64,
+    clamped: f64,
+}
+
+/// What one bin holds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Bin {
+    /// The bin's number.
+    pub index: usize,
+    /// The weight of the payments that settled in it.
+    pub settled: f64,
+    /// The sum of their latencies, weighted, in seconds.
+    pub latency_secs: f64,
+}
+
+impl LatencyCounts {
+    /// Nothing counted yet.
+    pub fn new(grid: Grid) -> Self {
+        Self {
+            grid,
+            settled: vec![0.0; grid.bins()],
+            latency_secs: vec![0.0; grid.bins()],
+            open: vec![0.0; grid.bins() + 1],
+            late: 0.0,
+            never: 0.0,
+            clamped: 0.0,
+        }
+    }
+
+    /// The grid.
+    pub fn grid(&self) -> Grid {
+        self.grid
+    }
+
+    /// A payment that settled in the block at `block`. A block before the broadcast means that two clocks
+    /// disagree: the latency counts as zero, and [`Self::clamped`] says how often that was.
+    pub fn add_settled(&mut self, broadcast_at: Timestamp, block: BlockTime, weight: f64) {
+        let block = Timestamp::from(block);
+        if block < broadcast_at {
+            self.clamped += weight_of(weight);
+        }
+        self.add_latency(block.since(broadcast_at), weight);
+    }
+
+    /// A payment that settled after this long.
+    pub fn add_latency(&mut self, latency: Duration, weight: f64) {
+        let weight = weight_of(weight);
+        match self.grid.bin_of(latency) {
+            Some(bin) => {
+                self.settled[bin] += weight;
+                self.latency_secs[bin] += weight * latency.as_secs_f64();
+            }
+            None => self.late += weight,
+        }
+    }
+
+    /// A bin as it was stored: `settled` payments with latencies that sum up to `latency_secs`. The mean is
+    /// brought inside the bin; a bin beyond the horizon counts as late.
+    pub fn add_bin(&mut self, bin: Bin) {
+        let weight = weight_of(bin.settled);
+        if bin.index >= self.grid.bins() {
+            self.late += weight;
+            return;
+        }
+        let (first, last) = (self.grid.edge_secs(bin.index), self.grid.edge_secs(bin.index + 1));
+        let sum = if bin.latency_secs.is_finite() { bin.latency_secs } else { 0.0 };
+        self.settled[bin.index] += weight;
+        self.latency_secs[bin.index] += sum.clamp(weight * first, weight * last);
+    }
+
+    /// Payments that settled beyond the horizon, as stored.
+    pub fn add_late(&mut self, weight: f64) {
+        self.late += weight_of(weight);
+    }
+
+    /// A payment that is still open at this age. It is known to have survived the bins it lived through
+    /// whole, and says nothing about the one it is in.
+    pub fn add_open(&mut self, age: Duration, weight: f64) {
+        self.open[self.grid.whole_bins(age)] += weight_of(weight);
+    }
+
+    /// A payment that was proven never to settle: it survives every age.
+    pub fn add_never(&mut self, weight: f64) {
+        self.never += weight_of(weight);
+    }
+
+    /// Samples whose block time was before their broadcast, as stored; they are in bin 0 already.
+    pub fn add_clamped(&mut self, weight: f64) {
+        self.clamped += weight_of(weight);
+    }
+
+    /// Adds what `other` counted. On another grid, its bins count at their mean latency.
+    pub fn merge(&mut self, other: &Self) {
+        if self.grid == other.grid {
+            for (mine, theirs) in [
+                (&mut self.settled, &other.settled),
+                (&mut self.latency_secs, &other.latency_secs),
+                (&mut self.open, &other.open),
+            ] {
+                mine.iter_mut().zip(theirs).for_each(|(mine, theirs)| *mine += theirs);
+            }
+        } else {
+            for bin in other.bins().filter(|bin| bin.settled > 0.0) {
+                let mean = Duration::from_secs_f64((bin.latency_secs / bin.settled).max(0.0));
+                self.add_latency(mean, bin.settled);
+            }
+            for (whole, weight) in other.open.iter().enumerate() {
+                self.add_open(other.grid.edge(whole), *weight);
+            }
+        }
+        self.late += other.late;
+        self.never += other.never;
+        self.clamped += other.clamped;
+    }
+
+    /// Makes everything counted weigh `factor` times as much.
+    pub fn scale(&mut self, factor: f64) {
+        let factor = weight_of(factor);
+        for weight in
+            [&mut self.settled, &mut self.latency_secs, &mut self.open].into_iter().flatten()
+        {
+            *weight *= factor;
+        }
+        self.late *= factor;
+        self.never *= factor;
+        self.clamped *= factor;
+    }
+
+    /// Makes what was counted `age` ago weigh less: half as much after each `half_life`.
+    pub fn decay(&mut self, age: Duration, half_life: Duration) {
+        if !half_life.is_zero() {
+            self.scale((-age.as_secs_f64() / half_life.as_secs_f64()).exp2());
+        }
+    }
+
+    /// Every bin, in order.
+    pub fn bins(&self) -> impl Iterator<Item = Bin> + '_ {
+        let both = self.settled.iter().zip(&self.latency_secs).enumerate();
+        both.map(|(index, (settled, latency_secs))| Bin {
+            index,
+            settled: *settled,
+            latency_secs: *latency_secs,
+        })
+    }
+
+    /// The weight of the payments that settled within the horizon.
+    pub fn settled(&self) -> f64 {
+        self.settled.iter().sum()
+    }
+
+    /// The weight of those that settled later than that.
+    pub fn late(&self) -> f64 {
+        self.late
+    }
+
+    /// The weight of those proven never to settle.
+    pub fn never(&self) -> f64 {
+        self.never
+    }
+
+    /// The weight of those still open, of any age.
+    pub fn open(&self) -> f64 {
+        self.open.iter().sum()
+    }
+
+    /// The weight of those still open after `whole` bins of their life; the last is "all of them".
+    pub fn open_after(&self, whole: usize) -> f64 {
+        self.open.get(whole).copied().unwrap_or(0.0)
+    }
+
+    /// The weight of those whose block time was before their broadcast.
+    pub fn clamped(&self) -> f64 {
+        self.clamped
+    }
+
+    /// The weight of the payments whose end is known: the sample size of a fit.
+    pub fn samples(&self) -> f64 {
+        self.settled() + self.late + self.never
+    }
+}
+
+/// A weight that makes sense: not below zero, and a number.
+fn weight_of(weight: f64) -> f64 {
+    if weight.is_finite() { weight.max(0.0) } else { 0.0 }
+}
