@@ -105,6 +105,7 @@ impl Bench {
             endpoints: server.urls().iter().map(endpoint).collect(),
             block_time: Duration::from_secs(2),
             head_age_max: hour,
+            head_lag_max: Duration::from_secs(20),
             log_lookback: hour,
             log_range_max: 10_000,
             batch_max: 400,

@@ -193,6 +193,9 @@ pub struct ChainSection {
     /// A head that has not moved for this long is stale.
     #[serde(default = "defaults::head_age_max")]
     pub head_age_max: Span,
+    /// How much older than the others' an endpoint's head may be, to count for a negative.
+    #[serde(default = "defaults::head_lag_max")]
+    pub head_lag_max: Span,
     /// Log searches start this long before the broadcast.
     #[serde(default = "defaults::log_lookback")]
     pub log_lookback: Span,
@@ -230,6 +233,9 @@ mod defaults {
     }
     pub(super) fn head_age_max() -> Span {
         secs(60)
+    }
+    pub(super) fn head_lag_max() -> Span {
+        secs(20)
     }
     pub(super) fn log_lookback() -> Span {
         secs(3_600)
@@ -494,9 +500,11 @@ impl ChainSection {
                 format!("must be at most {BATCH_MAX}, which is what nodes take in a filter");
             return Err(bad(format!("{key}.batch_max"), problem));
         }
-        for (name, span) in
-            [("head_age_max", self.head_age_max), ("request_timeout", self.request_timeout)]
-        {
+        for (name, span) in [
+            ("head_age_max", self.head_age_max),
+            ("head_lag_max", self.head_lag_max),
+            ("request_timeout", self.request_timeout),
+        ] {
             if span.0.is_zero() {
                 return Err(bad(format!("{key}.{name}"), "must be longer than \"0s\""));
             }
@@ -507,6 +515,7 @@ impl ChainSection {
                 endpoints,
                 block_time: self.block_time.0,
                 head_age_max: self.head_age_max.0,
+                head_lag_max: self.head_lag_max.0,
                 log_lookback: self.log_lookback.0,
                 log_range_max: self.log_range_max,
                 batch_max: self.batch_max,

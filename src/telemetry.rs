@@ -83,6 +83,7 @@ pub struct Metrics {
     rpc_requests: IntCounterVec,
     rpc_duration: HistogramVec,
     endpoint_reads: IntCounterVec,
+    endpoint_disagreements: IntCounterVec,
     /// When a task last succeeded.
     pub task_last_success: GaugeVec,
     /// Activations of a task that failed.
@@ -164,6 +165,11 @@ impl Metrics {
                 "Batches an endpoint was read about: ok, or why it gave no evidence.",
                 &["chain", "endpoint", "outcome"],
             )?,
+            endpoint_disagreements: counters(
+                "endpoint_disagreements_total",
+                "Checks in which two endpoints contradicted each other, by pair, in order of name.",
+                &["chain", "endpoint_a", "endpoint_b"],
+            )?,
             rpc_duration: register(
                 &registry,
                 HistogramVec::new(
@@ -212,6 +218,25 @@ impl Metrics {
         }
         metrics.set_figures(Some(&Figures::default()));
         Ok(metrics)
+    }
+
+    /// Counts two endpoints that contradicted each other about one payment; in order of name.
+    pub fn endpoints_disagree(&self, chain: ChainId, one: &EndpointName, other: &EndpointName) {
+        self.disagreements_of(chain, one, other).inc();
+    }
+
+    fn disagreements_of(
+        &self,
+        chain: ChainId,
+        one: &EndpointName,
+        other: &EndpointName,
+    ) -> prometheus::IntCounter {
+        let chain = chain.to_string();
+        self.endpoint_disagreements.with_label_values(&[
+            chain.as_str(),
+            one.as_str(),
+            other.as_str(),
+        ])
     }
 
     /// Makes a task's series exist from the start.
@@ -285,6 +310,10 @@ impl RpcObserver for Metrics {
         for outcome in ReadFailureKind::ALL.iter().map(|kind| kind.code()).chain(["ok"]) {
             self.endpoint_reads.with_label_values(&[chain.as_str(), endpoint, outcome]);
         }
+    }
+
+    fn compared(&self, chain: ChainId, one: &EndpointName, other: &EndpointName) {
+        self.disagreements_of(chain, one, other);
     }
 
     fn called(

@@ -35,6 +35,8 @@ pub(super) struct Memory {
     pub(super) anchors: Anchors,
     /// Whether it moves.
     pub(super) pulse: Pulse,
+    /// Whether it was once seen to serve the right chain.
+    pub(super) is_right_chain: bool,
     /// Whether a call to Multicall3 came back empty.
     pub(super) multicall_absent: bool,
     /// Why it gave no evidence when it was last asked, if it gave none.
@@ -69,6 +71,7 @@ impl Endpoint {
             log_width: Width::new(settings.log_range_max),
             anchors: Anchors::default(),
             pulse: Pulse::default(),
+            is_right_chain: false,
             multicall_absent: false,
             silent_because: None,
         };

@@ -8,10 +8,12 @@ mod blocks;
 mod eip3009;
 mod endpoint;
 mod error;
+mod heads;
 mod logs;
 mod multicall;
 mod read;
 mod transport;
+mod wide;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -50,6 +52,8 @@ pub struct ChainSettings {
     pub block_time: Duration,
     /// A head that has not moved for this long is stale.
     pub head_age_max: Duration,
+    /// An endpoint whose head is this much older than the others' is no judge of a negative.
+    pub head_lag_max: Duration,
     /// Log searches start this long before the earliest `broadcast_at`: the gateway's clock may be ahead,
     /// and a buyer may use an authorization before the gateway does.
     pub log_lookback: Duration,
@@ -71,6 +75,9 @@ pub struct ChainSettings {
 pub trait RpcObserver: Send + Sync + 'static {
     /// An endpoint is configured, and these are the only methods it will ever be called with.
     fn configured(&self, _chain: ChainId, _endpoint: &EndpointName, _methods: &[&'static str]) {}
+
+    /// Two endpoints of one chain are configured, in order of name: what they say will be compared.
+    fn compared(&self, _chain: ChainId, _one: &EndpointName, _other: &EndpointName) {}
 
     /// One call was answered or failed. `outcome` is `ok` or a [`crate::domain::ReadFailureKind`] code;
     /// a batch of n calls is told n times, each with the batch's duration.
@@ -94,7 +101,7 @@ pub trait RpcObserver: Send + Sync + 'static {
 pub enum Breadth {
     /// The first endpoint that gives evidence.
     FirstAnswer,
-    /// Every endpoint: before a negative may end a payment.
+    /// Every endpoint, at one and the same block: before a negative may end a payment.
     All,
 }
 
@@ -137,6 +144,13 @@ impl Chain {
             observer.configured(chain_id, &endpoint.name, &ALLOWED_METHODS);
             endpoints.push(Arc::new(endpoint));
         }
+        let mut names: Vec<&EndpointName> = endpoints.iter().map(|e| &e.name).collect();
+        names.sort();
+        for (place, one) in names.iter().enumerate() {
+            for other in &names[place + 1..] {
+                observer.compared(chain_id, one, other);
+            }
+        }
         Ok(Self { settings: Arc::new(settings), endpoints })
     }
 
@@ -158,6 +172,19 @@ impl Chain {
         now: Timestamp,
         within: Duration,
     ) -> Vec<Evidence> {
+        self.read_and_hear(payments, breadth, now, within, |_| {}).await
+    }
+
+    /// The same, and `hear` is told what is known so far each time an endpoint has answered: a proof need
+    /// not wait for the endpoints that have not.
+    pub async fn read_and_hear(
+        &self,
+        payments: &[Payment],
+        breadth: Breadth,
+        now: Timestamp,
+        within: Duration,
+        mut hear: impl FnMut(&[Evidence]),
+    ) -> Vec<Evidence> {
         debug_assert!(payments.iter().all(|payment| {
             payment.chain_id == self.settings.chain_id && payment.method == Method::Eip3009
         }));
@@ -168,9 +195,28 @@ impl Chain {
         let asked: Vec<Asked> = payments.iter().map(Asked::from).collect();
         match breadth {
             Breadth::FirstAnswer => {
-                self.read_until_answered(&asked, now, within, &mut evidence).await
+                self.read_until_answered(&asked, now, within, &mut evidence, &mut hear).await;
             }
-            Breadth::All => self.read_all(asked.into(), now, within, &mut evidence).await,
+            Breadth::All => {
+                let mut answers = Vec::new();
+                let name = |place: usize| self.endpoints[place].name.clone();
+                self.read_all(asked.into(), now, within, |place, outcomes| {
+                    for (evidence, outcome) in evidence.iter_mut().zip(&outcomes) {
+                        let outcome = outcome.clone();
+                        evidence.readings.push(Reading { endpoint: name(place), outcome });
+                    }
+                    answers.push(place);
+                    hear(&evidence);
+                })
+                .await;
+                // As configured, not as they came: a record of evidence reads the same every time.
+                for evidence in &mut evidence {
+                    let mut placed: Vec<_> =
+                        answers.iter().zip(std::mem::take(&mut evidence.readings)).collect();
+                    placed.sort_by_key(|(place, _)| **place);
+                    evidence.readings = placed.into_iter().map(|(_, reading)| reading).collect();
+                }
+            }
         }
         evidence
     }
@@ -182,6 +228,7 @@ impl Chain {
         now: Timestamp,
         within: Duration,
         evidence: &mut [Evidence],
+        hear: &mut impl FnMut(&[Evidence]),
     ) {
         let ends_at = Instant::now() + within;
         let mut open: Vec<usize> = (0..asked.len()).collect();
@@ -198,39 +245,26 @@ impl Chain {
                 let endpoint = endpoint.name.clone();
                 evidence[index].readings.push(Reading { endpoint, outcome });
             }
+            hear(evidence);
             open = unanswered;
             if open.is_empty() {
                 return;
             }
         }
     }
+}
 
-    /// Asks every endpoint about everything, at the same time.
-    async fn read_all(
-        &self,
-        asked: Arc<[Asked]>,
-        now: Timestamp,
-        within: Duration,
-        evidence: &mut [Evidence],
-    ) {
-        // Not detached: when this future is dropped, so is the set, and the reads end.
-        let mut reads = tokio::task::JoinSet::new();
-        for (place, endpoint) in self.endpoints.iter().enumerate() {
-            let (endpoint, settings) = (endpoint.clone(), self.settings.clone());
-            let asked = asked.clone();
-            reads.spawn(
-                async move { (place, ask(&endpoint, &settings, &asked, now, within).await) },
-            );
-        }
-        let mut answers = reads.join_all().await;
-        answers.sort_by_key(|(place, _)| *place);
-        for (place, outcomes) in answers {
-            for (evidence, outcome) in evidence.iter_mut().zip(outcomes) {
-                let endpoint = self.endpoints[place].name.clone();
-                evidence.readings.push(Reading { endpoint, outcome });
-            }
-        }
-    }
+/// What came of asking one endpoint, per payment.
+type Outcomes = Vec<Result<Observation, ReadFailure>>;
+
+/// One failure of the endpoint's, for everything it was asked about.
+fn same_for_all(count: usize, failure: &ReadFailure) -> Outcomes {
+    vec![Err(failure.clone()); count]
+}
+
+fn given_up(within: Duration) -> ReadFailure {
+    let detail = format!("the read was given up after {:.1} s", within.as_secs_f64());
+    ReadFailure::new(ReadFailureKind::Unreachable, detail)
 }
 
 /// Asks one endpoint, and says so when its health has changed.
@@ -240,13 +274,11 @@ async fn ask(
     asked: &[Asked],
     now: Timestamp,
     within: Duration,
-) -> Vec<Result<Observation, ReadFailure>> {
+) -> Outcomes {
     let read = endpoint.read(settings, asked, now);
-    let outcomes = tokio::time::timeout(within, read).await.unwrap_or_else(|_| {
-        let detail = format!("the read was given up after {:.1} s", within.as_secs_f64());
-        let failure = ReadFailure::new(ReadFailureKind::Unreachable, detail);
-        vec![Err(failure); asked.len()]
-    });
+    let outcomes = tokio::time::timeout(within, read)
+        .await
+        .unwrap_or_else(|_| same_for_all(asked.len(), &given_up(within)));
     endpoint.report_health(settings.chain_id, &outcomes);
     outcomes
 }

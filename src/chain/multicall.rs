@@ -58,7 +58,8 @@ fn is_out_of_gas(failure: &ReadFailure) -> bool {
     failure.kind == ReadFailureKind::RpcError && failure.detail.to_lowercase().contains("gas")
 }
 
-fn check_chain_id(settings: &ChainSettings, id: U256) -> Result<(), ReadFailure> {
+/// Whether the chain id is the configured one.
+pub(super) fn check_chain_id(settings: &ChainSettings, id: U256) -> Result<(), ReadFailure> {
     let wanted = settings.chain_id;
     if id == U256::from(wanted.get()) {
         return Ok(());

@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use alloy_primitives::{Address, B256};
 
-use super::ChainSettings;
-use super::blocks::{header_by_number, header_call, parse_header};
+use super::blocks::{header_by_number, parse_header};
 use super::eip3009;
 use super::endpoint::Endpoint;
 use super::error::CallError;
+use super::heads::Heads;
 use super::logs::TokenLog;
 use super::multicall::StateCall;
+use super::{ChainSettings, Outcomes, same_for_all};
 use crate::domain::{
     BlockRef, BlockTime, Consumption, ConsumptionKind, LogRef, NonceState, Observation, Payment,
     ReadFailure, ReadFailureKind, Timestamp,
@@ -44,16 +45,6 @@ impl From<&Payment> for Asked {
             started_at: payment.started_at().min(payment.created_at),
         }
     }
-}
-
-/// Where an endpoint stands.
-pub(super) struct Heads {
-    /// The newest block.
-    pub(super) head: BlockRef,
-    /// The newest safe block, where it was asked for.
-    pub(super) safe: Option<BlockRef>,
-    /// The newest final block.
-    pub(super) finalized: BlockRef,
 }
 
 /// What a search for one payment's consumption came to.
@@ -98,28 +89,33 @@ fn bad(detail: String) -> CallError {
 }
 
 impl Endpoint {
-    /// What this endpoint shows about each; one result each, in order.
+    /// What this endpoint shows about each at its newest block; one result each, in order.
     pub(super) async fn read(
         &self,
         settings: &ChainSettings,
         asked: &[Asked],
         now: Timestamp,
-    ) -> Vec<Result<Observation, ReadFailure>> {
-        let heads = match self.heads(settings.read_safe).await {
-            Ok(heads) => heads,
-            Err(error) => {
-                let failure = ReadFailure::from(error);
-                return asked.iter().map(|_| Err(failure.clone())).collect();
+    ) -> Outcomes {
+        match self.heads(settings).await {
+            Ok(heads) => {
+                let fresh = self.see_head(settings, &heads.head, now);
+                self.read_at(settings, asked, &heads, fresh).await
             }
-        };
+            Err(failure) => same_for_all(asked.len(), &failure),
+        }
+    }
+
+    /// The same at a block that the endpoint has; `fresh` says whether its head is.
+    pub(super) async fn read_at(
+        &self,
+        settings: &ChainSettings,
+        asked: &[Asked],
+        heads: &Heads,
+        fresh: Result<(), ReadFailure>,
+    ) -> Outcomes {
         let states = self.states(settings, asked, &heads.head).await;
-        // Only a head of the right chain says anything about this endpoint's pulse.
-        let fresh = match states.iter().any(Result::is_ok) {
-            true => self.memory().pulse.see(&heads.head, now, settings.head_age_max),
-            false => Ok(()),
-        };
         let used = (0..asked.len()).filter(|index| states[*index] == Ok(true)).collect();
-        let mut consumed = self.consumptions(settings, asked, used, &heads).await;
+        let mut consumed = self.consumptions(settings, asked, used, heads).await;
         let outcomes = states.into_iter().enumerate().map(|(index, state)| {
             let nonce = match state? {
                 // "Unused" at an old head is old news; a transfer that was found stays found.
@@ -128,31 +124,10 @@ impl Endpoint {
                     .remove(&index)
                     .unwrap_or_else(|| Err(bad("no log was read".to_owned()).into()))?,
             };
-            let Heads { head, safe, finalized } = heads;
+            let Heads { head, safe, finalized } = *heads;
             Ok(Observation { head, safe, finalized, nonce })
         });
         outcomes.collect()
-    }
-
-    async fn heads(&self, read_safe: bool) -> Result<Heads, CallError> {
-        let mut tags = vec!["latest", "finalized"];
-        tags.extend(read_safe.then_some("safe"));
-        let calls: Vec<_> = tags.iter().map(|tag| header_call(tag)).collect();
-        let mut blocks = Vec::with_capacity(tags.len());
-        for (tag, result) in tags.iter().zip(self.transport.batch(&calls).await) {
-            blocks.push(parse_header(tag, &result?)?);
-        }
-        let (head, safe) = (blocks[0], blocks.get(2).copied());
-        for (tag, block) in tags.iter().zip(&blocks).skip(1) {
-            let same_number = block.number == head.number;
-            if block.number > head.number || same_number && block.hash != head.hash {
-                return Err(bad(format!(
-                    "the {tag} block {} is not at or below the head {}",
-                    block.number, head.number
-                )));
-            }
-        }
-        Ok(Heads { head, safe, finalized: blocks[1] })
     }
 
     /// Whether each authorization is used or canceled at `head`; one result each, in order. All methods in

@@ -105,14 +105,15 @@ pub enum NonceState {
     Used(Consumption),
 }
 
-/// One endpoint's view of one authorization, all read at one head.
+/// One endpoint's view of one authorization, all read at one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observation {
-    /// The block the state was read at.
+    /// The block the state was read at: the endpoint's newest, or the one that all endpoints were asked at.
     pub head: BlockRef,
     /// The endpoint's `safe` block, where the policy asks for it.
     pub safe: Option<BlockRef>,
-    /// The endpoint's `finalized` block; an ancestor of the head.
+    /// The endpoint's `finalized` block, or [`Self::head`] where that is finalized already; an ancestor of
+    /// the head, or the head itself.
     pub finalized: BlockRef,
     /// What was read.
     pub nonce: NonceState,
@@ -135,6 +136,8 @@ column_code! {
         NoCode = "no_code",
         /// The endpoint's head does not move.
         StaleHead = "stale_head",
+        /// The endpoint's head is too far behind the others'.
+        Lagging = "lagging",
         /// A block the evidence rests on was replaced while it was read.
         NotCanonical = "not_canonical",
         /// Every log range down to one block was refused.

@@ -4,6 +4,7 @@
 //! locked rows into a [`Resolution`]. Nothing here performs I/O, reads a clock or is async: a decision
 //! can be tested, replayed and argued about without a database or a chain.
 
+mod agreement;
 mod decision;
 mod evidence;
 mod flag;
@@ -20,6 +21,7 @@ mod time;
 mod verdict;
 mod watch;
 
+pub use agreement::disagreements;
 pub use decision::resolve;
 pub use evidence::{
     BlockRef, Consumption, ConsumptionKind, EndpointName, Evidence, LogRef, NonceState,

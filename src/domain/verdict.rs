@@ -1,15 +1,13 @@
 //! From evidence to verdict (DESIGN section 6): what the evidence proves about one payment.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
-
 use alloy_primitives::{Address, B256};
 use serde::{Deserialize, Serialize};
 
+use super::agreement::{Seen, agreed_block, any_contradiction, count_endpoints, observed};
 use super::order::column_code;
 use super::{
-    Amount, BlockRef, BlockTime, ChainId, Consumption, ConsumptionKind, EndpointName, Evidence,
-    NonceState, Observation, PaidAfter, Payment, Policy, ReadFailureKind, Timestamp,
+    Amount, BlockRef, ChainId, Consumption, ConsumptionKind, Evidence, NonceState, Observation,
+    PaidAfter, Payment, Policy, ReadFailureKind, Timestamp,
 };
 
 /// What the evidence proves about one payment.
@@ -22,7 +20,7 @@ pub enum Verdict {
     Pending {
         /// The head at which the authorization was unused.
         as_of: BlockRef,
-        /// How many endpoints showed that.
+        /// How many endpoints showed that, at this very block.
         agreeing: usize,
     },
     /// It never can.
@@ -211,31 +209,6 @@ impl Verdict {
     }
 }
 
-/// What one endpoint showed.
-#[derive(Clone, Copy)]
-struct Seen<'a> {
-    endpoint: &'a EndpointName,
-    at: &'a Observation,
-}
-
-/// How many different endpoints these are: one that answers twice agrees only with itself.
-fn count_endpoints<'a>(seen: impl Iterator<Item = Seen<'a>>) -> usize {
-    seen.map(|s| s.endpoint).collect::<BTreeSet<_>>().len()
-}
-
-/// Whether what an endpoint says can be true of any chain at all. The proofs below rest on it: unused at
-/// the head says nothing about a finalized block above that head.
-fn is_coherent(seen: &Observation) -> bool {
-    let head = seen.head;
-    let below_head = |block: &BlockRef| block.number <= head.number && block.time <= head.time;
-    below_head(&seen.finalized)
-        && seen.safe.as_ref().is_none_or(below_head)
-        && match &seen.nonce {
-            NonceState::Used(consumption) => below_head(&consumption.log.block),
-            NonceState::Unused | NonceState::UsedWithoutLog { .. } => true,
-        }
-}
-
 fn is_final(transfer: &Transfer, seen: &Observation) -> bool {
     seen.finalized.number >= transfer.block.number
 }
@@ -256,16 +229,11 @@ fn is_deep_enough(transfer: &Transfer, seen: &Observation, paid_after: PaidAfter
 /// What `evidence` proves about `payment` (`method = eip3009`; the table of DESIGN section 6).
 ///
 /// A positive needs `positive_quorum` endpoints that show the matched transfer at the `paid_after`
-/// depth. A negative is given only about finalized facts and when `quorum` endpoints agree and none
-/// contradicts. Everything else, silence above all, is [`Verdict::Inconclusive`] (I2). The order of the
-/// readings does not matter.
+/// depth. A negative is given only about finalized facts, when `quorum` endpoints agree about one and the
+/// same block and no two of those asked contradict each other. Everything else, silence above all, is
+/// [`Verdict::Inconclusive`] (I2). The order of the readings does not matter.
 pub fn judge(payment: &Payment, evidence: &Evidence, policy: &Policy) -> Verdict {
-    let observed: Vec<Seen<'_>> = evidence
-        .readings
-        .iter()
-        .filter_map(|r| r.outcome.as_ref().ok().map(|at| Seen { endpoint: &r.endpoint, at }))
-        .filter(|seen| is_coherent(seen.at))
-        .collect();
+    let observed = observed(evidence);
     if observed.is_empty() {
         return Verdict::Inconclusive(match evidence.readings.first().map(|r| &r.outcome) {
             Some(Err(failure)) => Inconclusive::ReadFailed(failure.kind),
@@ -319,45 +287,17 @@ fn judge_positive(payment: &Payment, observed: &[Seen<'_>], policy: &Policy) -> 
     Some(Verdict::Settled(Settlement { transfer: *transfer, finality }))
 }
 
-/// What makes one head newer than another. Time first: it is what deadlines are judged by.
-fn age_key(head: &BlockRef) -> (BlockTime, u64, B256) {
-    (head.time, head.number, head.hash)
-}
-
-/// The newest head that `quorum` endpoints have reached, so that no smaller number of them can move a
-/// deadline; the newest of all when there are fewer. `None` when there is no endpoint at all.
-fn agreed_head<'a>(seen: impl Iterator<Item = Seen<'a>>, quorum: usize) -> Option<BlockRef> {
-    let mut newest_of: BTreeMap<&EndpointName, BlockRef> = BTreeMap::new();
-    for s in seen {
-        let head = newest_of.entry(s.endpoint).or_insert(s.at.head);
-        *head = std::cmp::max_by_key(*head, s.at.head, age_key);
-    }
-    let mut heads: Vec<BlockRef> = newest_of.into_values().collect();
-    heads.sort_by_key(|head| Reverse(age_key(head)));
-    heads.get(quorum.saturating_sub(1)).or(heads.first()).copied()
-}
-
 /// No endpoint shows the payment's own transfer: what can be said?
 fn judge_negative(payment: &Payment, observed: &[Seen<'_>], policy: &Policy) -> Verdict {
+    if any_contradiction(observed) {
+        return Verdict::Inconclusive(Inconclusive::EndpointsDisagree);
+    }
     let quorum = policy.quorum.max(1);
-    let unused = || observed.iter().filter(|s| s.at.nonce == NonceState::Unused);
-    let consumed: Vec<(Seen<'_>, Consumption)> = observed
-        .iter()
-        .filter_map(|seen| match seen.at.nonce {
-            NonceState::Used(consumption) => Some((*seen, consumption)),
-            _ => None,
-        })
-        .collect();
-
-    if let Some((_, consumption)) = consumed.first() {
-        let block = consumption.log.block;
-        // An endpoint whose head is older than the consumption cannot know of it: that is lag, and
-        // neither agreement nor contradiction.
-        let contradicted = unused().any(|s| s.at.head.number >= block.number)
-            || consumed.iter().any(|(_, other)| other != consumption);
-        if contradicted {
-            return Verdict::Inconclusive(Inconclusive::EndpointsDisagree);
-        }
+    let consumed = observed.iter().find_map(|seen| match seen.at.nonce {
+        NonceState::Used(consumption) => Some(consumption),
+        NonceState::Unused | NonceState::UsedWithoutLog { .. } => None,
+    });
+    if let Some(consumption) = consumed {
         let reason = match consumption.kind {
             ConsumptionKind::Canceled => Unsettleable::Canceled,
             ConsumptionKind::Transferred(_) => Unsettleable::UsedElsewhere,
@@ -365,40 +305,37 @@ fn judge_negative(payment: &Payment, observed: &[Seen<'_>], policy: &Policy) -> 
                 return Verdict::Inconclusive(Inconclusive::UsedWithoutTransfer);
             }
         };
-        let finalized = || {
-            let seen = consumed.iter().map(|(seen, _)| *seen);
-            seen.filter(|seen| seen.at.finalized.number >= block.number)
-        };
-        return match (count_endpoints(finalized()), agreed_head(finalized(), quorum)) {
-            (_, None) => Verdict::Inconclusive(Inconclusive::NotFinalized),
-            (agreeing, Some(as_of)) if agreeing >= quorum => {
-                Verdict::Unsettleable { reason, as_of, consumption: Some(*consumption) }
+        // None contradicts, so whoever shows a consumption shows this one.
+        let finalized = observed.iter().copied().filter(|seen| {
+            matches!(seen.at.nonce, NonceState::Used(_))
+                && seen.at.finalized.number >= consumption.log.block.number
+        });
+        return match agreed_block(finalized, quorum) {
+            None => Verdict::Inconclusive(Inconclusive::NotFinalized),
+            Some((as_of, agreeing)) if agreeing >= quorum => {
+                Verdict::Unsettleable { reason, as_of, consumption: Some(consumption) }
             }
-            _ => Verdict::Inconclusive(Inconclusive::QuorumNotMet),
+            Some(_) => Verdict::Inconclusive(Inconclusive::QuorumNotMet),
         };
     }
     if observed.iter().any(|s| matches!(s.at.nonce, NonceState::UsedWithoutLog { .. })) {
-        return Verdict::Inconclusive(if unused().next().is_some() {
-            Inconclusive::EndpointsDisagree
-        } else {
-            Inconclusive::UsedWithoutLog
-        });
+        return Verdict::Inconclusive(Inconclusive::UsedWithoutLog);
     }
     // Unused at every head. The head descends from the finalized block, so it was unused there too; and
     // once a finalized block is past the window, no later block can use it.
-    let expired = || unused().copied().filter(|s| s.at.finalized.time >= payment.valid_before);
-    if let (true, Some(as_of)) =
-        (count_endpoints(expired()) >= quorum, agreed_head(expired(), quorum))
-    {
-        let reason = Unsettleable::Expired;
-        return Verdict::Unsettleable { reason, as_of, consumption: None };
-    }
-    match agreed_head(unused().copied(), quorum) {
-        // Only endpoints that got as far as `as_of` agree about it.
-        Some(as_of) => {
-            let agreeing = unused().copied().filter(|s| s.at.head.time >= as_of.time);
-            Verdict::Pending { as_of, agreeing: count_endpoints(agreeing) }
+    let expired = observed.iter().copied().filter(|s| s.at.finalized.time >= payment.valid_before);
+    match agreed_block(expired, quorum) {
+        Some((as_of, agreeing)) if agreeing >= quorum => {
+            return Verdict::Unsettleable {
+                reason: Unsettleable::Expired,
+                as_of,
+                consumption: None,
+            };
         }
+        _ => {}
+    }
+    match agreed_block(observed.iter().copied(), quorum) {
+        Some((as_of, agreeing)) => Verdict::Pending { as_of, agreeing },
         None => Verdict::Inconclusive(Inconclusive::NotAsked),
     }
 }

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use crate::domain::{
     BlockRef, BlockTime, ChainId, ConsumptionKind, Finality, Judged, MalformedPayment, NonceState,
     Order, OrderId, OrderKind, OrderStatus, PaymentId, Reading, RecordedTransfer, Reservation,
-    ReservationStatus, Settlement, Sku, Timestamp, Transfer, Watch,
+    ReservationStatus, Settlement, Sku, Timestamp, Transfer, Watch, disagreements,
 };
 use crate::errors::error_chain;
 
@@ -195,14 +195,16 @@ pub(super) fn column_number(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// What a check's row says in one line: every endpoint and what it answered, or the problem.
+/// What a check's row says in one line: who contradicts whom, every endpoint and what it answered, or the problem.
 pub(super) fn check_detail(judged: &Judged) -> Option<String> {
     let line = match &judged.problem {
         Some(problem) => problem.clone(),
         None => {
-            let readings: Vec<String> =
-                judged.evidence.readings.iter().map(reading_detail).collect();
-            readings.join("; ")
+            let contradictions = disagreements(&judged.evidence)
+                .into_iter()
+                .map(|(one, other)| format!("{one} contradicts {other}"));
+            let readings = judged.evidence.readings.iter().map(reading_detail);
+            contradictions.chain(readings).collect::<Vec<String>>().join("; ")
         }
     };
     (!line.is_empty()).then(|| one_line(&line))
@@ -221,7 +223,7 @@ fn reading_detail(reading: &Reading) -> String {
     };
     let head = seen.head.number;
     match seen.nonce {
-        NonceState::Unused => format!("{endpoint}: unused at block {head}"),
+        NonceState::Unused => format!("{endpoint}: unused at block {head} ({:#})", seen.head.hash),
         NonceState::UsedWithoutLog { from_block, to_block } => {
             format!("{endpoint}: used at block {head}, no log in blocks {from_block} to {to_block}")
         }

@@ -8,6 +8,7 @@ use super::*;
 fn series() -> BTreeSet<String> {
     let metrics = Metrics::new().expect("metrics");
     metrics.configured(ChainId::new(1), &EndpointName::new("one"), &["eth_call"]);
+    metrics.compared(ChainId::new(1), &EndpointName::new("one"), &EndpointName::new("two"));
     metrics.expect_task("one");
     let text = String::from_utf8(metrics.render().expect("renders")).expect("is text");
     let samples = text.lines().filter(|line| !line.starts_with('#'));

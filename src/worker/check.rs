@@ -7,16 +7,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use super::driver::Stop;
-use crate::chain::{Breadth, Chain};
+use super::read::{ChainReader, Part};
+use crate::chain::Chain;
 use crate::clock::Clock;
 use crate::domain::{
     ChainId, DueTimes, Evidence, Inconclusive, Judged, Method, NextCheck, Outcome, Payment, Phase,
-    Policy, Timestamp, Verdict, judge,
+    Policy, Timestamp, Verdict,
 };
-use crate::schedule::{Schedule, Timing, due_times};
+use crate::schedule::{Schedule, Timing};
 use crate::store::{Applied, ApplyFailure, Followed, Lease, Store, StoreError};
 use crate::telemetry::Metrics;
 
@@ -63,7 +66,7 @@ impl Leased {
     }
 }
 
-/// A batch that was read and judged, not yet written.
+/// What was read and judged, and not yet written.
 #[derive(Debug)]
 pub struct Read {
     lease: Lease,
@@ -71,6 +74,19 @@ pub struct Read {
     unchanged: Vec<Judged>,
     /// Verdicts to resolve, with the policy of their chain.
     to_resolve: Vec<(Policy, Vec<Judged>)>,
+}
+
+impl Read {
+    fn of(lease: Lease) -> Self {
+        Self { lease, unchanged: Vec::new(), to_resolve: Vec::new() }
+    }
+}
+
+/// A batch that is being read: its parts come as they are judged.
+struct Reading {
+    lease: Lease,
+    parts: mpsc::UnboundedReceiver<Part>,
+    readers: JoinSet<()>,
 }
 
 /// The share of a lease that reading may take; the rest is for writing and for clocks that disagree.
@@ -124,8 +140,18 @@ impl Checker {
     /// Reads the chains about the batch and judges each payment. Never fails: what could not be read is
     /// inconclusive. Touches no database (I8).
     pub async fn read(&self, leased: Leased) -> Read {
+        let mut reading = self.begin(leased);
+        let mut whole = Read::of(reading.lease);
+        while let Some(mut part) = self.next_part(&mut reading).await {
+            whole.unchanged.append(&mut part.unchanged);
+            whole.to_resolve.append(&mut part.to_resolve);
+        }
+        whole
+    }
+
+    /// Starts reading a batch: every chain side by side, so that a slow one costs the others nothing.
+    fn begin(&self, leased: Leased) -> Reading {
         let Leased { lease, followed } = leased;
-        let mut read = Read { lease, unchanged: Vec::new(), to_resolve: Vec::new() };
         let mut unreadable = Vec::new();
         let mut by_chain: BTreeMap<ChainId, Vec<(Followed, Payment)>> = BTreeMap::new();
         for one in followed {
@@ -138,41 +164,51 @@ impl Checker {
                 }
             }
         }
+        // Bounded by what a batch holds: a payment is sent once.
+        let (sender, parts) = mpsc::unbounded_channel();
         self.count(&unreadable);
-        read.to_resolve.push((self.default_policy.clone(), unreadable));
-
-        // Chains are read side by side: a slow one costs the others nothing.
-        let mut readers = tokio::task::JoinSet::new();
+        // The receiver is in our hand.
+        let _ = sender.send(Part {
+            policy: self.default_policy.clone(),
+            unchanged: Vec::new(),
+            to_resolve: unreadable,
+        });
+        // Not detached: when the reading is dropped, so is the set, and the reads end.
+        let mut readers = JoinSet::new();
         let budget = self.settings.lease_ttl.mul_f64(READ_SHARE_OF_LEASE);
         for (chain_id, group) in by_chain {
             let Some(watched) = self.chains.get(&chain_id).cloned() else { continue };
-            let clock = Arc::clone(&self.clock);
+            let (clock, metrics) = (Arc::clone(&self.clock), self.metrics.clone());
+            let sender = sender.clone();
             readers.spawn(async move {
-                let judged = read_chain(&watched, &group, clock.as_ref(), budget).await;
-                (watched, group, judged)
+                let reader = ChainReader { watched, group, clock, metrics };
+                reader.read(budget, sender).await;
             });
         }
-        while let Some(joined) = readers.join_next().await {
-            match joined {
-                Ok((watched, group, judged)) => {
-                    self.count(&judged);
-                    let (changes, unchanged): (Vec<_>, Vec<_>) =
-                        judged.into_iter().zip(group).partition(|(judged, (followed, payment))| {
-                            needs_resolving(judged, followed, payment, &watched.policy)
-                        });
-                    read.unchanged.extend(unchanged.into_iter().map(|(judged, _)| judged));
-                    let changes = changes.into_iter().map(|(judged, _)| judged).collect();
-                    read.to_resolve.push((watched.policy.clone(), changes));
-                }
-                // The watches keep their lease until it runs out, and are checked again then.
-                Err(panic) => {
-                    self.metrics.task_panics.with_label_values(&["chain_read"]).inc();
-                    tracing::error!(%panic, "reading a chain panicked; its payments are checked again when their lease runs out");
-                }
+        Reading { lease, parts, readers }
+    }
+
+    /// What was judged next; `None` when all was. Nothing is lost when this is dropped half way.
+    async fn next_part(&self, reading: &mut Reading) -> Option<Read> {
+        while let Some(part) = reading.parts.recv().await {
+            let Part { policy, unchanged, to_resolve } = part;
+            if unchanged.is_empty() && to_resolve.is_empty() {
+                continue;
+            }
+            let mut read = Read { unchanged, ..Read::of(reading.lease) };
+            if !to_resolve.is_empty() {
+                read.to_resolve.push((policy, to_resolve));
+            }
+            return Some(read);
+        }
+        while let Some(joined) = reading.readers.join_next().await {
+            // The watches keep their lease until it runs out, and are checked again then.
+            if let Err(panic) = joined {
+                self.metrics.task_panics.with_label_values(&["chain_read"]).inc();
+                tracing::error!(%panic, "reading a chain panicked; its payments are checked again when their lease runs out");
             }
         }
-        read.to_resolve.retain(|(_, batch)| !batch.is_empty());
-        read
+        None
     }
 
     /// Writes a batch down. Returns what became of every payment whose verdict was resolved.
@@ -205,24 +241,29 @@ impl Checker {
         Ok(all)
     }
 
-    /// Reads and writes one leased batch. When a stop was requested and its patience is over, the batch
-    /// is given back instead; only reading the chain is ever broken off, never the database's work.
+    /// Reads and writes one leased batch, and writes what is known while the rest is being read: a transfer
+    /// that one endpoint has shown does not wait for the others that only a negative needs. When a stop was
+    /// requested and its patience is over, the rest is given back instead; only reading the chain is ever
+    /// broken off, never the database's work.
     pub async fn finish(&self, leased: Leased, stop: &Stop) -> Result<Vec<Applied>, StoreError> {
+        let mut applied = Vec::new();
         if leased.followed.is_empty() {
-            return Ok(Vec::new());
+            return Ok(applied);
         }
-        let lease = leased.lease;
-        let read = tokio::select! {
-            read = self.read(leased) => Some(read),
-            () = stop.patience_over() => None,
-        };
-        match read {
-            Some(read) => self.write(read).await,
-            None => {
-                let released = self.store.release(&lease).await?;
-                tracing::info!(released, "stopping: payments not yet checked were given back");
-                Ok(Vec::new())
-            }
+        let mut reading = self.begin(leased);
+        loop {
+            let part = tokio::select! {
+                part = self.next_part(&mut reading) => part,
+                () = stop.patience_over() => {
+                    let lease = reading.lease;
+                    drop(reading);
+                    let released = self.store.release(&lease).await?;
+                    tracing::info!(released, "stopping: payments not yet checked were given back");
+                    return Ok(applied);
+                }
+            };
+            let Some(part) = part else { return Ok(applied) };
+            applied.extend(self.write(part).await?);
         }
     }
 
@@ -322,110 +363,4 @@ fn chunks<T>(mut items: Vec<T>, size: usize) -> Vec<Vec<T>> {
         out.push(items);
     }
     out
-}
-
-/// Reads one chain and judges. A first read asks one endpoint; before a negative may end a payment, all
-/// are asked (DESIGN section 6, trust in endpoints).
-async fn read_chain(
-    watched: &WatchedChain,
-    group: &[(Followed, Payment)],
-    clock: &dyn Clock,
-    budget: Duration,
-) -> Vec<Judged> {
-    let policy = &watched.policy;
-    let payments: Vec<Payment> = group.iter().map(|(_, payment)| payment.clone()).collect();
-    let breadth = if policy.positive_quorum > 1 { Breadth::All } else { Breadth::FirstAnswer };
-    let started = tokio::time::Instant::now();
-    let mut evidence = watched.chain.read(&payments, breadth, clock.now(), budget).await;
-    let mut verdicts: Vec<Verdict> =
-        payments.iter().zip(&evidence).map(|(p, e)| judge(p, e, policy)).collect();
-
-    if breadth == Breadth::FirstAnswer && watched.chain.settings().endpoints.len() > 1 {
-        let ending: Vec<usize> = (0..payments.len())
-            .filter(|i| may_end_badly(&verdicts[*i], &group[*i].0, &payments[*i], policy))
-            .collect();
-        if !ending.is_empty() {
-            let asked: Vec<Payment> = ending.iter().map(|i| payments[*i].clone()).collect();
-            let left = budget.saturating_sub(started.elapsed());
-            let wider = watched.chain.read(&asked, Breadth::All, clock.now(), left).await;
-            for (i, wide) in ending.into_iter().zip(wider) {
-                verdicts[i] = judge(&payments[i], &wide, policy);
-                evidence[i] = wide;
-            }
-        }
-    }
-
-    let now = clock.now();
-    group
-        .iter()
-        .zip(evidence.into_iter().zip(verdicts))
-        .map(|((followed, payment), (evidence, verdict))| Judged {
-            payment_id: payment.id.clone(),
-            checked_at: now,
-            due: due_times(
-                &watched.schedule,
-                followed.watch.opened_at,
-                payment,
-                &verdict,
-                policy,
-                &watched.timing,
-                now,
-            ),
-            evidence,
-            verdict,
-            problem: None,
-        })
-        .collect()
-}
-
-/// Whether this verdict may fail a payment, or wait on a reorg: then one endpoint's word is not enough.
-fn may_end_badly(
-    verdict: &Verdict,
-    followed: &Followed,
-    payment: &Payment,
-    policy: &Policy,
-) -> bool {
-    match verdict {
-        Verdict::Unsettleable { .. } => true,
-        Verdict::Inconclusive(Inconclusive::QuorumNotMet) => true,
-        Verdict::Pending { as_of, .. } => {
-            as_of.time.reached(policy.deadline(payment))
-                || !payment.status.is_open()
-                || was_settled(followed)
-        }
-        Verdict::Settled(_) | Verdict::Inconclusive(_) => false,
-    }
-}
-
-/// Whether a transfer was seen before: if it cannot be seen any more, that may be a reorg.
-fn was_settled(followed: &Followed) -> bool {
-    let verdict = followed.watch.last_verdict.as_deref();
-    followed.watch.phase == Phase::Finality || verdict.is_some_and(|v| v.starts_with("settled"))
-}
-
-/// Whether the verdict could change anything but its watch. When in doubt it is resolved, on fresh rows.
-fn needs_resolving(
-    judged: &Judged,
-    followed: &Followed,
-    payment: &Payment,
-    policy: &Policy,
-) -> bool {
-    match &judged.verdict {
-        Verdict::Settled(_) | Verdict::Unsettleable { .. } => true,
-        Verdict::Pending { .. } | Verdict::Inconclusive(_) => {
-            let earlier = followed.watch.last_verdict.as_deref();
-            let was_unreadable = [
-                Inconclusive::MalformedPayment,
-                Inconclusive::ChainNotConfigured,
-                Inconclusive::UnsupportedMethod,
-            ]
-            .iter()
-            .any(|reason| earlier == Some(&format!("inconclusive:{}", reason.code())));
-            was_unreadable
-                || was_settled(followed)
-                || !payment.status.is_open()
-                || !matches!(followed.watch.phase, Phase::Targeted | Phase::Reconcile)
-                || judged.verdict.is_past(policy.deadline(payment), judged.checked_at)
-        }
-    }
 }

@@ -9,6 +9,7 @@ mod check;
 mod discovery;
 pub mod driver;
 mod maintenance;
+mod read;
 mod reconcile;
 mod targeted;
 

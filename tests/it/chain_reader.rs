@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
+mod agreement;
 mod backend;
 mod cases;
 mod faults;
@@ -49,6 +50,13 @@ macro_rules! suite {
                 an_old_payment_and_a_new_one_are_both_found
                 a_thousand_unused_payments_take_few_requests
                 a_hundred_landed_payments_take_few_requests
+            }
+            tests! { agreement, $chain:
+                all_are_read_at_the_lowest_head_that_is_near_the_others
+                an_endpoint_too_far_behind_is_lagging_and_drags_nobody
+                what_is_final_above_the_common_block_makes_that_final
+                another_hash_at_the_common_block_is_disagreement
+                one_that_denies_a_cancellation_is_named_and_ends_nothing
             }
             tests! { faults, $chain:
                 a_small_range_limit_is_learnt_and_everything_is_found

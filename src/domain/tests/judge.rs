@@ -120,6 +120,23 @@ fn one_endpoint_every_row_of_the_table() {
     }
 }
 
+/// The same at a head of another fork.
+fn on_fork(mut seen: Observation) -> Observation {
+    seen.head = block_of_fork(seen.head.number, 1);
+    seen
+}
+
+fn finalized_on_fork(mut seen: Observation) -> Observation {
+    seen.finalized = block_of_fork(seen.finalized.number, 1);
+    seen
+}
+
+/// With the finalized block's time that of block `number`.
+fn finalized_at(mut seen: Observation, number: u64) -> Observation {
+    seen.finalized.time = block(number).time;
+    seen
+}
+
 #[test]
 fn several_endpoints_quorum_and_lag() {
     let down = || Err(ReadFailureKind::Unreachable);
@@ -193,20 +210,66 @@ fn several_endpoints_quorum_and_lag() {
         (
             "expiry short of the quorum is still pending",
             policy(2, 1),
-            vec![Ok(view(50, 30, Unused)), Ok(view(49, 29, Unused))],
-            "pending @49 x2",
+            vec![Ok(view(50, 30, Unused)), Ok(view(50, 29, Unused))],
+            "pending @50 x2",
         ),
         (
-            "expiry is judged at the head that the quorum has reached",
+            "expiry is judged at the block that the quorum was read at",
             policy(2, 1),
-            vec![Ok(view(900, 30, Unused)), Ok(view(49, 30, Unused)), down()],
+            vec![Ok(view(900, 30, Unused)), Ok(view(49, 30, Unused)), Ok(view(49, 31, Unused))],
             "unsettleable:expired @49",
         ),
         (
-            "a cancellation is judged at the head that the quorum has reached",
+            "endpoints read at different blocks make up no quorum of an expiry",
+            policy(2, 1),
+            vec![Ok(view(50, 30, Unused)), Ok(view(49, 30, Unused)), down()],
+            "pending @50 x1",
+        ),
+        (
+            "a cancellation is judged at the block that the quorum was read at",
+            policy(2, 1),
+            vec![
+                Ok(view(900, 40, gone(20))),
+                Ok(view(49, 40, gone(20))),
+                Ok(view(49, 41, gone(20))),
+            ],
+            "unsettleable:canceled @49",
+        ),
+        (
+            "endpoints read at different blocks make up no quorum of a cancellation",
             policy(2, 1),
             vec![Ok(view(900, 40, gone(20))), Ok(view(49, 40, gone(20)))],
-            "unsettleable:canceled @49",
+            "inconclusive:quorum_not_met",
+        ),
+        (
+            "a block of the same number with another hash is another chain",
+            policy(1, 1),
+            vec![Ok(view(50, 30, Unused)), Ok(on_fork(view(50, 30, Unused)))],
+            "inconclusive:endpoints_disagree",
+        ),
+        (
+            "so is another finalized block of the same number",
+            policy(1, 1),
+            vec![Ok(view(50, 30, Unused)), Ok(finalized_on_fork(view(50, 30, Unused)))],
+            "inconclusive:endpoints_disagree",
+        ),
+        (
+            "and a finalized block that is higher and yet older",
+            policy(1, 1),
+            vec![Ok(view(50, 30, Unused)), Ok(finalized_at(view(50, 31, Unused), 29))],
+            "inconclusive:endpoints_disagree",
+        ),
+        (
+            "a third that contradicts keeps two from ending a payment",
+            policy(2, 1),
+            vec![Ok(view(50, 40, gone(20))), Ok(view(50, 40, gone(20))), Ok(view(50, 40, Unused))],
+            "inconclusive:endpoints_disagree",
+        ),
+        (
+            "unused at an older block than one that is used without log is lag",
+            policy(1, 1),
+            vec![Ok(view(50, 40, WITHOUT_LOG)), Ok(view(49, 40, Unused))],
+            "inconclusive:used_without_log",
         ),
         (
             "a lagging endpoint does not agree about a newer head",
@@ -215,9 +278,9 @@ fn several_endpoints_quorum_and_lag() {
             "pending @25 x1",
         ),
         (
-            "of three, two have come as far as block 24",
+            "of three, two were read at block 24",
             policy(2, 1),
-            vec![Ok(view(10, 5, Unused)), Ok(view(25, 5, Unused)), Ok(view(24, 5, Unused))],
+            vec![Ok(view(24, 5, Unused)), Ok(view(25, 5, Unused)), Ok(view(24, 5, Unused))],
             "pending @24 x2",
         ),
         (
@@ -378,6 +441,15 @@ fn any_outcome() -> impl Strategy<Value = View> {
             let safe = has_safe.then(|| block(safe.max(finalized)));
             Observation { safe, ..view(head, finalized, nonce) }
         });
+    // Often enough at one block, and now and then on a fork.
+    let observed = (observed, 0..10u8).prop_map(|(seen, kind)| match kind {
+        0 => on_fork(seen),
+        1..5 if seen.finalized.number <= 30 => match seen.nonce {
+            Used(consumption) if consumption.log.block.number > 30 => seen,
+            _ => Observation { head: block(30), safe: None, ..seen },
+        },
+        _ => seen,
+    });
     prop_oneof![
         6 => observed.prop_map(Ok),
         1 => proptest::sample::select(ReadFailureKind::ALL).prop_map(Err),
@@ -460,7 +532,7 @@ proptest! {
         let Verdict::Unsettleable { reason, as_of, consumption } = judged(&policy, outcomes.clone())
         else { return Ok(()) };
         prop_assert!(!outcomes.iter().any(is_own), "a positive wins");
-        let proves = |seen: &Observation| seen.head.time >= as_of.time && match (reason, consumption) {
+        let proves = |seen: &Observation| seen.head == as_of && match (reason, consumption) {
             (Unsettleable::Expired, None) => {
                 seen.nonce == Unused && seen.finalized.time >= payment("p", "o").valid_before
             }
@@ -480,20 +552,46 @@ proptest! {
     }
 
     #[test]
-    fn pending_counts_only_endpoints_that_came_as_far(
+    fn pending_counts_only_endpoints_read_at_its_block(
         outcomes in proptest::collection::vec(any_outcome(), 0..6),
         policy in any_policy(),
     ) {
         let Verdict::Pending { as_of, agreeing } = judged(&policy, outcomes.clone())
         else { return Ok(()) };
-        let as_far = outcomes
-            .iter()
-            .flatten()
-            .filter(|seen| seen.nonce == Unused && seen.head.time >= as_of.time)
-            .count();
-        prop_assert_eq!(agreeing, as_far);
-        let answers = outcomes.iter().flatten().count();
-        prop_assert!(agreeing >= policy.quorum || answers < policy.quorum, "enough answered, so enough agree");
+        let unused: Vec<BlockRef> =
+            outcomes.iter().flatten().filter(|s| s.nonce == Unused).map(|s| s.head).collect();
+        let agreeing_at = |at: &BlockRef| unused.iter().filter(|head| *head == at).count();
+        prop_assert_eq!(agreeing, agreeing_at(&as_of));
+        for other in unused.iter().filter(|head| head.number > as_of.number) {
+            prop_assert!(agreeing_at(other) < policy.quorum, "a newer block has the quorum");
+        }
+        if agreeing < policy.quorum {
+            prop_assert!(unused.iter().all(|head| agreeing_at(head) <= agreeing));
+        }
+    }
+
+    /// A lie about a negative is caught as long as one honest endpoint was asked as well.
+    #[test]
+    fn who_contradicts_is_named_and_ends_nothing(
+        outcomes in proptest::collection::vec(any_outcome(), 0..6),
+        policy in any_policy(),
+    ) {
+        let shown = evidence(outcomes.clone());
+        let pairs = disagreements(&shown);
+        for (one, other) in &pairs {
+            prop_assert!(one < other);
+            let both = shown.readings.iter().filter(|r| r.endpoint == *one || r.endpoint == *other);
+            let two = Evidence { readings: both.cloned().collect() };
+            prop_assert_eq!(disagreements(&two).len(), 1, "the two alone contradict each other");
+        }
+        let verdict = judged(&policy, outcomes.clone());
+        let disagree = verdict == Verdict::Inconclusive(Inconclusive::EndpointsDisagree);
+        if !outcomes.iter().any(is_own) {
+            prop_assert_eq!(disagree, !pairs.is_empty());
+        }
+        if matches!(verdict, Verdict::Unsettleable { .. } | Verdict::Pending { .. }) {
+            prop_assert!(pairs.is_empty());
+        }
     }
 
     #[test]

@@ -20,6 +20,7 @@ use crate::worker::{Checker, CheckerSettings, Discovery, Leased, WatchedChain};
 /// As in the daemon's configuration.
 const LEASE_TTL: Duration = Duration::from_secs(60);
 const HEAD_AGE_MAX: Duration = Duration::from_secs(60);
+const HEAD_LAG_MAX: Duration = Duration::from_secs(20);
 const LOG_LOOKBACK: Duration = Duration::from_secs(3_600);
 const BATCH_MAX: u32 = 500;
 const PAGE_SIZE: u32 = 2_000;
@@ -130,6 +131,7 @@ pub(super) fn start_daemon(
         endpoints: endpoints.collect(),
         block_time: scenario.chain.block_time,
         head_age_max: HEAD_AGE_MAX,
+        head_lag_max: HEAD_LAG_MAX,
         log_lookback: LOG_LOOKBACK,
         log_range_max: 10_000,
         batch_max: 400,

@@ -153,6 +153,7 @@ pub(crate) fn settings(chain: &impl TestChain, urls: &[Url]) -> ChainSettings {
         endpoints: named.collect(),
         block_time: Duration::from_secs(1),
         head_age_max: Duration::from_secs(60),
+        head_lag_max: Duration::from_secs(20),
         log_lookback: Duration::from_secs(5),
         log_range_max: 1_000,
         batch_max: 250,

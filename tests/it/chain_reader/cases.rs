@@ -237,7 +237,7 @@ pub(crate) async fn without_multicall3_the_answers_are_the_same<C: TestChain>() 
     let first = reader.read(&payments).await;
     let calls = reader.calls.of("eth_call");
     assert_eq!(calls, 1 + 6, "one try at Multicall3, then one call each");
-    assert_eq!(reader.calls.of("eth_chainId"), 1);
+    assert_eq!(reader.calls.of("eth_chainId"), 2, "once with the heads, once with the states");
     let second = reader.read(&payments).await;
     assert_eq!(reader.calls.of("eth_call"), calls + 6, "its absence is remembered");
     assert_eq!(first, second);
@@ -292,7 +292,11 @@ pub(crate) async fn an_endpoint_that_is_down_is_passed_over<C: TestChain>() {
     assert_eq!(failures(&evidence), [Some(ReadFailureKind::Unreachable), None]);
     assert_eq!(evidence.readings[0].endpoint.as_str(), "a");
     assert_eq!(evidence.readings[1].endpoint.as_str(), "b");
-    assert_eq!(reader.calls.with_outcome("unreachable"), 2, "head and finalized, in one batch");
+    assert_eq!(
+        reader.calls.with_outcome("unreachable"),
+        3,
+        "head, finalized and the chain id, in one batch"
+    );
     let verdict = judge(&payment, &evidence, &Policy::default());
     assert!(matches!(verdict, Verdict::Settled(_)), "{verdict:?}");
 }
@@ -372,7 +376,12 @@ pub(crate) async fn a_thousand_unused_payments_take_few_requests<C: TestChain>()
     for evidence in reader.read(&payments).await {
         assert_eq!(observed(&evidence).nonce, NonceState::Unused);
     }
-    assert_eq!(reader.calls.total(), 2 + 4, "two heads, four batches: {:?}", reader.calls);
+    assert_eq!(
+        reader.calls.total(),
+        1 + 2 + 4,
+        "the chain id once, two heads, four batches: {:?}",
+        reader.calls
+    );
 }
 
 pub(crate) async fn a_hundred_landed_payments_take_few_requests<C: TestChain>() {
