@@ -1,5 +1,6 @@
 //! EIP-3009: how an authorization's state is read, and which logs say what became of it (DESIGN section 6).
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use alloy_primitives::{Address, B256, U256};
@@ -56,13 +57,21 @@ impl Endpoint {
         let wanted: HashSet<Authorization> =
             group.iter().map(|index| authorization(&asked[*index])).collect();
         let mut logs: HashMap<Authorization, TokenLog> = HashMap::new();
+        let mut twice: HashSet<Authorization> = HashSet::new();
         let filter = consumption_filter(&wanted);
         let take = |answer: Vec<TokenLog>| {
-            for log in answer {
+            for log in answer.into_iter().filter(is_consumption) {
                 let key = (log.token, Address::from_word(log.topics[1]), log.topics[2]);
                 // Payers and nonces are OR-ed apart: other pairs of them come along.
-                if wanted.contains(&key) {
-                    logs.entry(key).or_insert(log);
+                if !wanted.contains(&key) {
+                    continue;
+                }
+                match logs.entry(key) {
+                    Entry::Vacant(free) => drop(free.insert(log)),
+                    Entry::Occupied(first) if place(first.get()) != place(&log) => {
+                        twice.insert(key);
+                    }
+                    Entry::Occupied(_) => {}
                 }
             }
             // An authorization is consumed once: nothing is left to find.
@@ -74,7 +83,14 @@ impl Endpoint {
         let mut findings = Findings::new();
         let mut found: Vec<(usize, TokenLog)> = Vec::new();
         for index in group {
-            match logs.get(&authorization(&asked[*index])) {
+            let authorization = authorization(&asked[*index]);
+            match logs.get(&authorization) {
+                // Which of the two counts? Of a token that follows EIP-3009 nobody has to ask.
+                Some(_) if twice.contains(&authorization) => {
+                    let detail = format!("{} was consumed twice", authorization.2);
+                    let failure = ReadFailure::new(ReadFailureKind::BadAnswer, detail);
+                    findings.insert(*index, Err(failure));
+                }
                 Some(log) => found.push((*index, log.clone())),
                 None => drop(findings.insert(*index, missing.clone())),
             }
@@ -142,6 +158,12 @@ impl Endpoint {
         });
         kinds.collect()
     }
+}
+
+/// Whether this is EIP-3009's `AuthorizationUsed` or `AuthorizationCanceled`: both arguments indexed, and
+/// nothing else. A filter admits logs with more topics, and says nothing about data.
+fn is_consumption(log: &TokenLog) -> bool {
+    log.topics.len() == 3 && log.data.is_empty()
 }
 
 /// Where a log stands: transaction, index within the block, and the contract that emitted it.

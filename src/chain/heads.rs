@@ -58,7 +58,15 @@ impl Endpoint {
                 .into());
             }
         }
-        Ok(Heads { head, safe, finalized: blocks[1] })
+        let finalized = blocks[1];
+        if let Some(safe) = safe.filter(|safe| safe.number < finalized.number) {
+            return Err(bad(format!(
+                "the finalized block {} is above the safe block {}",
+                finalized.number, safe.number
+            ))
+            .into());
+        }
+        Ok(Heads { head, safe, finalized })
     }
 
     /// Takes note of a head; an error when it is stale.

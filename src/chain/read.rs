@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use alloy_primitives::{Address, B256};
 
-use super::blocks::{header_by_number, parse_header};
+use super::blocks::{Anchors, header_by_number, parse_header};
 use super::eip3009;
 use super::endpoint::Endpoint;
 use super::error::CallError;
@@ -189,6 +189,10 @@ impl Endpoint {
                 }
                 _ => None,
             });
+            if found.values().any(|finding| matches!(finding, Ok(Finding::Nothing { .. }))) {
+                // The search may have begun too late, at a block whose time was once told wrong.
+                self.memory().anchors = Anchors::default();
+            }
             findings.extend(found);
         }
         self.confirm(findings, &heads.head).await

@@ -9,6 +9,7 @@ mod agreement;
 mod backend;
 mod cases;
 mod faults;
+mod hostile;
 mod likeness;
 mod on_anvil;
 mod on_sim;
@@ -67,6 +68,8 @@ macro_rules! suite {
                 a_block_that_is_no_longer_canonical_gives_no_evidence
                 a_head_that_is_no_longer_canonical_gives_no_evidence
                 a_finalized_block_above_the_head_is_a_bad_answer
+                a_finalized_block_above_the_safe_one_is_a_bad_answer
+                a_time_that_was_told_wrong_is_not_remembered_for_good
                 states_from_another_block_are_a_bad_answer
                 states_are_read_at_the_hash_of_the_head_or_not_at_all
                 a_slow_down_is_rate_limited

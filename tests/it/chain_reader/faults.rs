@@ -1,9 +1,11 @@
 //! What a faulty endpoint in front of an honest chain must not make us believe.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use alloy_primitives::{Address, B256};
-use reconciled::chain::Breadth;
+use reconciled::chain::{Breadth, ChainSettings};
 use reconciled::domain::{
     ConsumptionKind, Evidence, Inconclusive, NonceState, Payment, Policy, ReadFailureKind,
     Timestamp, Verdict, judge,
@@ -192,6 +194,51 @@ pub(crate) async fn a_finalized_block_above_the_head_is_a_bad_answer<C: TestChai
     for evidence in evidence {
         assert_eq!(failures(&evidence), [Some(ReadFailureKind::BadAnswer)]);
     }
+}
+
+pub(crate) async fn a_finalized_block_above_the_safe_one_is_a_bad_answer<C: TestChain>() {
+    let (chain, payments, _) = staged::<C>().await;
+    // The answers to two calls of the batch, mixed up.
+    let seen = Mutex::new(json!(null));
+    let swapped = proxy(chain.url(), move |call, answer| {
+        let mut seen = seen.lock().unwrap();
+        if call["params"][0] == "finalized" {
+            *seen = answer["result"].clone();
+            let number = answer["result"]["number"].as_str().unwrap().trim_start_matches("0x");
+            let above = u64::from_str_radix(number, 16).unwrap() + 1;
+            answer["result"]["number"] = json!(format!("{above:#x}"));
+        } else if call["params"][0] == "safe" {
+            answer["result"] = seen.clone();
+        }
+    })
+    .await;
+    let settings = ChainSettings { read_safe: true, ..settings(&chain, &[swapped]) };
+    for evidence in Reader::with(settings).read(&payments).await {
+        assert_eq!(failures(&evidence), [Some(ReadFailureKind::BadAnswer)]);
+    }
+}
+
+pub(crate) async fn a_time_that_was_told_wrong_is_not_remembered_for_good<C: TestChain>() {
+    let (chain, payments, _) = staged::<C>().await;
+    let wrong = Arc::new(AtomicBool::new(true));
+    let lies = Arc::clone(&wrong);
+    let url = proxy(chain.url(), move |call, answer| {
+        let by_number = call["method"] == "eth_getBlockByNumber"
+            && call["params"][0].as_str().unwrap().starts_with("0x");
+        if by_number && lies.load(Ordering::SeqCst) {
+            let time = answer["result"]["timestamp"].as_str().unwrap().trim_start_matches("0x");
+            let before = u64::from_str_radix(time, 16).unwrap() - 50;
+            answer["result"]["timestamp"] = json!(format!("{before:#x}"));
+        }
+    })
+    .await;
+    let reader = Reader::with(ChainSettings { log_range_max: 16, ..settings(&chain, &[url]) });
+    let evidence = reader.read(&payments).await;
+    let nonce = observed(&evidence[0]).nonce;
+    assert!(matches!(nonce, NonceState::UsedWithoutLog { .. }), "searched too late: {nonce:?}");
+    wrong.store(false, Ordering::SeqCst);
+    let evidence = reader.read(&payments).await;
+    assert!(is_transferred(&evidence[0]), "{evidence:?}");
 }
 
 pub(crate) async fn states_from_another_block_are_a_bad_answer<C: TestChain>() {

@@ -11,7 +11,7 @@ use super::backend::{
 };
 use crate::support::anvil::{ANVIL_CHAIN_ID, RICH_PAYERS, TokenOnAnvil, payer_key};
 
-pub(crate) struct OnAnvil(TokenOnAnvil);
+pub(crate) struct OnAnvil(pub(super) TokenOnAnvil);
 
 impl OnAnvil {
     async fn mined(&self, receipt: &Value) -> Mined {

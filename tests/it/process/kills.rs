@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use reconciled::sim::gateway::OrderUpdate;
 
-use super::scene::{ELSEWHERE, Scene, VALID_FOR, now};
+use super::scene::{ELSEWHERE, Scene, VALID_FOR};
 use crate::support::daemon::eventually;
+use crate::support::dice::{Dice, from_environment, seed};
 
 /// Payments with a fate, at least; a duplicate and a reused authorization bring a second payment along.
 const FATES: u64 = 120;
@@ -22,23 +23,6 @@ const KILLS: u64 = 9;
 
 /// The longest and the shortest life between two kills.
 const LIFE_MS: std::ops::Range<u64> = 150..1_400;
-
-/// splitmix64: small, and the same everywhere.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, range: std::ops::Range<u64>) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        range.start + (z ^ (z >> 31)) % (range.end - range.start)
-    }
-}
-
-fn from_environment(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|e| panic!("{name}: {e}")))
-}
 
 /// What the gateway's tables and ours must say in the end.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -179,8 +163,7 @@ async fn killed_at_random_moments_under_load_every_effect_happens_once_on_sqlite
 }
 
 async fn killed_at_random_moments_under_load(scene: &Scene) {
-    let seed = from_environment("RECONCILED_TEST_SEED")
-        .unwrap_or_else(|| now().as_millis().unsigned_abs());
+    let seed = seed();
     let kills = from_environment("RECONCILED_TEST_KILLS").unwrap_or(KILLS);
     eprintln!("RECONCILED_TEST_SEED={seed} RECONCILED_TEST_KILLS={kills}");
     scene.gateway.put_stock("thing", 0).await.unwrap();
@@ -193,7 +176,7 @@ async fn killed_at_random_moments_under_load(scene: &Scene) {
     let mut paid_twice = PaidTwice::new();
     let killed_all = AtomicBool::new(false);
     let load = async {
-        let mut dice = Dice(seed);
+        let mut dice = Dice::new(seed);
         for n in 0..FATES_MAX {
             if n >= FATES && killed_all.load(Ordering::Relaxed) {
                 break;
@@ -202,7 +185,7 @@ async fn killed_at_random_moments_under_load(scene: &Scene) {
         }
     };
     let killer = async {
-        let mut dice = Dice(!seed);
+        let mut dice = Dice::new(!seed);
         for _ in 0..kills {
             let mut daemon = config.start().await;
             tokio::time::sleep(Duration::from_millis(dice.roll(LIFE_MS))).await;

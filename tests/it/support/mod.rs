@@ -2,4 +2,6 @@
 
 pub(crate) mod anvil;
 pub(crate) mod daemon;
+pub(crate) mod dice;
 pub(crate) mod postgres;
+pub(crate) mod worker;

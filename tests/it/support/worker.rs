@@ -1,0 +1,113 @@
+//! The daemon's own worker in a test: its store, its chain reader and its loops, on a clock that the test
+//! moves. Set up from a configuration's text, as the daemon is.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use reconciled::clock::{Clock, ManualClock};
+use reconciled::commands::run::watch_chain;
+use reconciled::config::Config;
+use reconciled::domain::Timestamp;
+use reconciled::sim::gateway::GatewayDb;
+use reconciled::store::{DatabaseUrl, connect};
+use reconciled::telemetry::Metrics;
+use reconciled::worker::{Checker, CheckerSettings, Discovery, Reconcile, Stop, Stopper, Targeted};
+use tokio::sync::Notify;
+
+/// A fresh database.
+pub(crate) enum Home {
+    /// A file in a folder of its own.
+    Sqlite(tempfile::TempDir),
+}
+
+impl Home {
+    pub(crate) fn sqlite() -> Self {
+        Self::Sqlite(tempfile::tempdir().unwrap())
+    }
+
+    fn url(&self) -> DatabaseUrl {
+        let url = match self {
+            Self::Sqlite(folder) => {
+                format!("sqlite:{}", folder.path().join("gateway.db").display())
+            }
+        };
+        DatabaseUrl::parse(&url).unwrap()
+    }
+}
+
+/// The worker, and the gateway's side of its database.
+pub(crate) struct Worker {
+    pub(crate) clock: Arc<ManualClock>,
+    pub(crate) gateway: GatewayDb,
+    discovery: Discovery,
+    targeted: Targeted,
+    reconcile: Reconcile,
+    stop: Stop,
+    _stopper: Stopper,
+    _home: Home,
+}
+
+impl Worker {
+    /// On a fresh database; `configuration` is a configuration file's text.
+    pub(crate) async fn start(home: Home, configuration: &str, now: Timestamp) -> Self {
+        let config = Config::parse(configuration, []).unwrap();
+        config.validate_limits().unwrap();
+        let metrics = Metrics::new().unwrap();
+        let watched: BTreeMap<_, _> = config
+            .chains(|_| None)
+            .unwrap()
+            .into_iter()
+            .map(|chain| watch_chain(chain, &metrics).unwrap())
+            .map(|(id, chain)| (id, Arc::new(chain)))
+            .collect();
+        let store = connect(&home.url(), 4).await.unwrap();
+        store.migrate().await.unwrap();
+        store.verify_schema().await.unwrap();
+        let gateway = GatewayDb::connect(&home.url()).await.unwrap();
+        let clock = Arc::new(ManualClock::new(now));
+        let checker = Arc::new(Checker::new(
+            Arc::clone(&store),
+            watched,
+            config.policy().unwrap(),
+            Arc::<ManualClock>::clone(&clock),
+            metrics,
+            CheckerSettings { lease_ttl: config.checks.lease_ttl.0 },
+        ));
+        let discovery = Discovery {
+            store: Arc::clone(&store),
+            clock: Arc::<ManualClock>::clone(&clock),
+            stale_after: config.discovery.stale_after.0,
+            batch_max: config.discovery.batch_max,
+            wakes: Arc::new(Notify::new()),
+        };
+        let batch_max = config.checks.batch_max;
+        let targeted = Targeted { checker: Arc::clone(&checker), batch_max };
+        let reconcile = Reconcile { checker, page_size: config.reconcile.page_size };
+        let (stopper, stop) = Stop::new(Duration::ZERO);
+        Self {
+            clock,
+            gateway,
+            discovery,
+            targeted,
+            reconcile,
+            stop,
+            _stopper: stopper,
+            _home: home,
+        }
+    }
+
+    /// Finds payments to follow, and checks whatever is due. Returns how many were checked.
+    pub(crate) async fn look(&self) -> usize {
+        self.discovery.discover(&self.stop).await.unwrap();
+        self.targeted.check_all_due(&self.stop).await.unwrap()
+    }
+
+    /// Checks everything that is open. Returns how many.
+    pub(crate) async fn reconcile(&self) -> usize {
+        self.discovery.discover(&self.stop).await.unwrap();
+        self.reconcile.reconcile(&self.stop).await.unwrap()
+    }
+}
