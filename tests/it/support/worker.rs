@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use reconciled::clock::{Clock, ManualClock};
+use reconciled::clock::ManualClock;
 use reconciled::commands::run::watch_chain;
 use reconciled::config::Config;
 use reconciled::domain::Timestamp;
