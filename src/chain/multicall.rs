@@ -54,8 +54,14 @@ fn no_code(call: &StateCall) -> ReadFailure {
     )
 }
 
-fn is_out_of_gas(failure: &ReadFailure) -> bool {
-    failure.kind == ReadFailureKind::RpcError && failure.detail.to_lowercase().contains("gas")
+/// How nodes say that a call took too much: gas, memory or time. Lower case.
+const TOO_MUCH_PHRASES: [&str; 5] =
+    ["gas", "oog", "memory limit", "execution aborted", "execution timeout"];
+
+fn is_too_much(failure: &ReadFailure) -> bool {
+    let detail = failure.detail.to_lowercase();
+    failure.kind == ReadFailureKind::RpcError
+        && TOO_MUCH_PHRASES.iter().any(|phrase| detail.contains(phrase))
 }
 
 /// Whether the chain id is the configured one.
@@ -113,7 +119,7 @@ impl Endpoint {
                     words.extend(read);
                 }
                 // One contract may burn all the gas of a call: the others must not pay for it (I11).
-                Err(failure) if is_out_of_gas(&failure) && chunk.len() > 1 => {
+                Err(failure) if is_too_much(&failure) && chunk.len() > 1 => {
                     let (first, second) = chunk.split_at(chunk.len() / 2);
                     left.extend([second, first]);
                 }
@@ -235,6 +241,25 @@ mod tests {
     use alloy_primitives::hex;
 
     use super::*;
+
+    #[test]
+    fn a_call_that_took_too_much_is_told_from_one_that_failed_otherwise() {
+        let failed = |detail: &str| ReadFailure::new(ReadFailureKind::RpcError, detail);
+        for detail in [
+            "error -32000: out of gas",
+            "error -32603: EVM error MemoryOOG",
+            "error -32003: EVM error OutOfGas",
+            "error -32000: execution aborted (timeout = 5s)",
+            "error -32015: VM execution error: Execution timeout",
+        ] {
+            assert!(is_too_much(&failed(detail)), "{detail}");
+        }
+        for detail in ["error -32603: internal error", "error -32000: header not found"] {
+            assert!(!is_too_much(&failed(detail)), "{detail}");
+        }
+        let silent = ReadFailure::new(ReadFailureKind::Unreachable, "out of gas");
+        assert!(!is_too_much(&silent), "whoever does not answer is not asked again");
+    }
 
     #[test]
     fn selectors_are_the_canonical_ones() {
