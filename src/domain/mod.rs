@@ -32,6 +32,7 @@ pub use ids::{Amount, ChainId, OrderId, PaymentId, Sku};
 pub use ledger::{
     Decided, Identifier, IdentifierChange, Ledger, RecordedTransfer, ReservationChange,
 };
+pub(crate) use order::column_code;
 pub use order::{IdentifierStatus, Order, OrderKind, OrderStatus, Reservation, ReservationStatus};
 pub use payment::{MalformedPayment, Method, Payment, PaymentStatus, Rail, RawPayment, Sibling};
 pub use policy::{LatePolicy, PaidAfter, Policy};

@@ -43,7 +43,7 @@ pub(super) const IDENTIFIERS: Table =
 
 /// Our own tables, without the schema (PostgreSQL) or prefix (SQLite) that goes before the name. The
 /// migrations create them whole, so the names are enough.
-pub(crate) const OWN: [&str; 12] = [
+pub(crate) const OWN: [&str; 13] = [
     "watches",
     "resolutions",
     "checks",
@@ -51,6 +51,7 @@ pub(crate) const OWN: [&str; 12] = [
     "flags",
     "events",
     "settle_latencies",
+    "sampling",
     "schedules",
     "transfers",
     "cursors",

@@ -17,11 +17,13 @@ pub(crate) mod contract;
 pub mod error;
 pub mod postgres;
 mod row;
+pub mod schedules;
 mod settled_page;
 pub mod sqlite;
 mod url;
 
 pub use error::StoreError;
+pub use schedules::ScheduleStore;
 pub use url::{DatabaseUrl, connect};
 
 /// What a caller holds while it works on watches: a random token and when it runs out.
@@ -154,7 +156,7 @@ pub struct StoryCheck {
 
 /// What the daemon asks of a database. One conformance suite holds for every implementation.
 #[async_trait]
-pub trait Store: Send + Sync + 'static {
+pub trait Store: ScheduleStore + Send + Sync + 'static {
     /// Creates or upgrades our own tables, and the gateway's where they are absent.
     async fn migrate(&self) -> Result<(), StoreError>;
 

@@ -24,6 +24,7 @@ mod locked;
 mod read;
 mod record;
 mod rows;
+mod schedules;
 mod schema;
 mod watches;
 mod write;

@@ -23,6 +23,7 @@ use crate::domain::{Judged, PaymentId, Policy, Timestamp};
 mod apply;
 mod load;
 mod read;
+mod schedules;
 mod schema;
 mod watches;
 mod write;

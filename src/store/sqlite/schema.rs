@@ -11,13 +11,18 @@ const MIGRATIONS_TABLE: &str = "reconciled_migrations";
 
 /// Indexes on the gateway's tables. Not a migration: where a gateway exposes a view instead of a table,
 /// an index of it is the gateway's to make.
-const GATEWAY_INDEXES: [(&str, &str); 6] = [
+const GATEWAY_INDEXES: [(&str, &str); 7] = [
     (
         "payments",
         "CREATE INDEX IF NOT EXISTS reconciled_payments_status ON payments (status, created_at)",
     ),
     ("payments", "CREATE INDEX IF NOT EXISTS reconciled_payments_order ON payments (order_id)"),
     ("payments", "CREATE INDEX IF NOT EXISTS reconciled_payments_nonce ON payments (lower(nonce))"),
+    (
+        "payments",
+        "CREATE INDEX IF NOT EXISTS reconciled_payments_settled \
+         ON payments (coalesce(settled_at, updated_at), id) WHERE status = 'settled'",
+    ),
     ("orders", "CREATE INDEX IF NOT EXISTS reconciled_orders_status ON orders (status)"),
     (
         "stock_reservations",

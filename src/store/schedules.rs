@@ -1,0 +1,273 @@
+//! What the fit of repeat schedules asks of a database (DESIGN section 8): samples of settle latency, the
+//! place up to which they were taken, and the versions that were fitted.
+//!
+//! Latencies are counted into the bins of a grid, so that neither rows nor memory grow with the payments.
+//! What a bin's index means, and what a version's policy says, is the caller's to know.
+
+use async_trait::async_trait;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::StoreError;
+use crate::domain::{
+    BlockTime, ChainId, MalformedPayment, Payment, PaymentId, Rail, Timestamp, column_code,
+};
+
+/// Whose latencies: schedules are fitted per rail and chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct Series {
+    /// The protocol payments came by.
+    pub rail: Rail,
+    /// The chain they settle on.
+    pub chain_id: ChainId,
+}
+
+/// The grid that latencies of one chain are counted on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BinGrid {
+    /// The width of a bin, in milliseconds.
+    pub step_ms: u64,
+    /// How many bins there are; the index `bins` holds what is at or past the horizon.
+    pub bins: u64,
+}
+
+/// How far the search for samples has come: the settled payments up to and including this one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Watermark {
+    /// Unix microseconds: as fine as a database keeps a time, or a payment could be passed over.
+    pub at_micros: i64,
+    /// Among those of one moment, the last.
+    pub payment_id: PaymentId,
+}
+
+impl Watermark {
+    /// Before every payment that was settled at `at` or later.
+    pub fn before(at: Timestamp) -> Self {
+        Self { at_micros: at.as_millis().saturating_mul(1_000), payment_id: PaymentId::from("") }
+    }
+}
+
+/// A settled payment on its way to being a sample.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SettledPayment {
+    /// Its place in the order of settled payments.
+    pub at: Watermark,
+    /// The gateway's row, or what is wrong with it.
+    pub payment: Result<Payment, MalformedPayment>,
+    /// The time of the block that holds its transfer, where we know it already.
+    pub block_time: Option<BlockTime>,
+}
+
+column_code! {
+    /// What a sample is for: a schedule is fitted to one part and judged by the other.
+    Part {
+        /// The schedule is fitted to these.
+        Fit = "fit",
+        /// It is compared with the one in use by these.
+        HeldOut = "held_out",
+    }
+}
+
+/// Samples of one series that fall into one bin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SampleKey {
+    /// Whose.
+    pub series: Series,
+    /// The grid the bin belongs to.
+    pub grid: BinGrid,
+    /// Hours since the Unix epoch, of the block's time.
+    pub epoch: i64,
+    /// What they are for.
+    pub part: Part,
+    /// The bin, at most `grid.bins`.
+    pub bin: u64,
+}
+
+/// How many samples there are, and what they sum up to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SampleCount {
+    /// Settled payments.
+    pub settled: u64,
+    /// The sum of their latencies, in milliseconds.
+    pub latency_sum_ms: u64,
+    /// Those whose block is older than their broadcast: their latency counts as zero.
+    pub clamped: u64,
+    /// The largest such difference, in milliseconds.
+    pub skew_max_ms: u64,
+}
+
+impl SampleCount {
+    /// Counts one more.
+    pub fn add(&mut self, other: &Self) {
+        self.settled = self.settled.saturating_add(other.settled);
+        self.latency_sum_ms = self.latency_sum_ms.saturating_add(other.latency_sum_ms);
+        self.clamped = self.clamped.saturating_add(other.clamped);
+        self.skew_max_ms = self.skew_max_ms.max(other.skew_max_ms);
+    }
+}
+
+/// A bin and what is in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SampleBin {
+    /// Which.
+    pub key: SampleKey,
+    /// What.
+    pub count: SampleCount,
+}
+
+/// Payments of one series that are open and have reached the age of one bin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenAges {
+    /// Whose.
+    pub series: Series,
+    /// The bin of their age, at most the grid's `bins`.
+    pub bin: u64,
+    /// How many.
+    pub payments: u64,
+}
+
+/// Payments of one series that were failed in one hour, and have not settled since.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NeverSettled {
+    /// Whose.
+    pub series: Series,
+    /// Hours since the Unix epoch.
+    pub epoch: i64,
+    /// How many.
+    pub payments: u64,
+}
+
+/// A fitted schedule on its way to being a version.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewVersion {
+    /// Whose.
+    pub series: Series,
+    /// The newest version there was when it was fitted, adopted or not.
+    pub previous_id: Option<i64>,
+    /// When to check.
+    pub policy: Value,
+    /// Settled payments it was fitted to.
+    pub sample_size: u64,
+    /// From how far back they are, in milliseconds.
+    pub window_ms: u64,
+    /// Reads per payment that are expected.
+    pub expected_reads: f64,
+    /// The detection delay that is expected, in milliseconds.
+    pub expected_delay_ms: f64,
+    /// The share of payments that never settle.
+    pub never_share: f64,
+    /// Whether new watches take it.
+    pub adopted: bool,
+    /// Why, or why not.
+    pub reason: String,
+}
+
+/// A stored version of a schedule.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Version {
+    /// Its number.
+    pub id: i64,
+    /// What was fitted.
+    pub fitted: NewVersion,
+    /// When.
+    pub created_at: Timestamp,
+}
+
+/// What was seen of payments resolved under one version.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct ObservedChecks {
+    /// Whose.
+    pub series: Series,
+    /// The version they followed; `None`: the configured or built-in repeats.
+    pub schedule_id: Option<i64>,
+    /// How many payments.
+    pub payments: u64,
+    /// Checks per payment until it was resolved.
+    pub reads_mean: f64,
+    /// From the block to the resolution, in milliseconds.
+    pub delay_mean_ms: f64,
+    /// The longest of these.
+    pub delay_max_ms: u64,
+}
+
+/// Samples of settle latency and versions of schedules.
+#[async_trait]
+pub trait ScheduleStore: Send + Sync + 'static {
+    /// How far the search for samples has come; `None` before the first time.
+    async fn sampled_up_to(&self) -> Result<Option<Watermark>, StoreError>;
+
+    /// At most `limit` settled payments after `after` and not later than `until`, in order. A payment that
+    /// the gateway settled has its place by `settled_at`, else by `updated_at`; one that we settled by the
+    /// time of our resolution, because its block may be older than what was sampled already.
+    async fn settled_after(
+        &self,
+        after: &Watermark,
+        until: Timestamp,
+        limit: u32,
+    ) -> Result<Vec<SettledPayment>, StoreError>;
+
+    /// Adds samples, every key once, and moves the watermark from `from` to `to`, both or neither (I7). `false`: somebody
+    /// else has moved it meanwhile, and nothing was written (I10).
+    async fn record_samples(
+        &self,
+        from: Option<&Watermark>,
+        to: &Watermark,
+        bins: &[SampleBin],
+        now: Timestamp,
+    ) -> Result<bool, StoreError>;
+
+    /// The samples of one series on one grid since an epoch, in order of epoch, part and bin.
+    async fn sample_bins(
+        &self,
+        series: Series,
+        grid: BinGrid,
+        since_epoch: i64,
+    ) -> Result<Vec<SampleBin>, StoreError>;
+
+    /// Open payments by the age they have reached at `now`, for these chains; those that started before
+    /// `since` are left out. Rows that make no sense are not counted (I11).
+    async fn open_ages(
+        &self,
+        grids: &[(ChainId, BinGrid)],
+        since: Timestamp,
+        now: Timestamp,
+    ) -> Result<Vec<OpenAges>, StoreError>;
+
+    /// Payments that we failed since `since` and that are still failed.
+    async fn never_settled(&self, since: Timestamp) -> Result<Vec<NeverSettled>, StoreError>;
+
+    /// Adds a version. `None`: it is not the newest version's successor any more, and nothing was written:
+    /// another replica fitted meanwhile (I10).
+    async fn add_version(
+        &self,
+        version: &NewVersion,
+        now: Timestamp,
+    ) -> Result<Option<i64>, StoreError>;
+
+    /// Of every series the newest version that was adopted and the newest that was not.
+    async fn newest_versions(&self) -> Result<Vec<Version>, StoreError>;
+
+    /// The versions with these ids, those that exist.
+    async fn versions(&self, ids: &[i64]) -> Result<Vec<Version>, StoreError>;
+
+    /// What was seen of payments that we found settled since `since`.
+    async fn observed_checks(&self, since: Timestamp) -> Result<Vec<ObservedChecks>, StoreError>;
+
+    /// Deletes at most `limit` bins of epochs before the one of `before`, and as many versions created
+    /// before it that are neither the newest of their series nor the newest adopted one, and that no open
+    /// watch follows. Returns the larger number.
+    async fn prune_schedules(&self, before: Timestamp, limit: u32) -> Result<u64, StoreError>;
+}
+
+/// Milliseconds in an epoch.
+const EPOCH_MS: i64 = 3_600_000;
+
+/// The epoch of a moment: hours since the Unix epoch.
+pub fn epoch_of(at: Timestamp) -> i64 {
+    at.as_millis().div_euclid(EPOCH_MS)
+}
+
+/// The moment at which an epoch begins.
+pub fn epoch_start(epoch: i64) -> Timestamp {
+    Timestamp::from_millis(epoch.saturating_mul(EPOCH_MS))
+}
