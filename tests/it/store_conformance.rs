@@ -40,6 +40,7 @@ mod postgres_only;
 mod reading;
 mod refusals;
 mod reorgs;
+mod schedules;
 mod schema;
 mod settling;
 mod sqlite_only;

@@ -9,12 +9,12 @@ use sqlx::types::time::OffsetDateTime;
 use super::rows::{datetime, parse_payment, select_payments};
 use super::{PostgresStore, finish};
 use crate::domain::{BlockTime, ChainId, PaymentId, Rail, RawPayment, Timestamp};
+use crate::store::StoreError;
 use crate::store::row::{coded, column_number, unsigned};
 use crate::store::schedules::{
     BinGrid, NeverSettled, NewVersion, ObservedChecks, OpenAges, Part, SampleBin, SampleCount,
     SampleKey, ScheduleStore, Series, SettledPayment, Version, Watermark, epoch_of,
 };
-use crate::store::StoreError;
 
 const LATENCIES: &str = "reconciled.settle_latencies";
 const SCHEDULES: &str = "reconciled.schedules";
@@ -80,12 +80,13 @@ impl TryFrom<VersionRow> for Version {
 #[async_trait]
 impl ScheduleStore for PostgresStore {
     async fn sampled_up_to(&self) -> Result<Option<Watermark>, StoreError> {
-        let row = sqlx::query!(
-            "SELECT at, payment_id FROM reconciled.sampling WHERE name = 'settled'"
-        )
-        .fetch_optional(&self.pool)
-        .await
-        .map_err(|source| StoreError::from_sqlx("to read how far samples were taken", source))?;
+        let row =
+            sqlx::query!("SELECT at, payment_id FROM reconciled.sampling WHERE name = 'settled'")
+                .fetch_optional(&self.pool)
+                .await
+                .map_err(|source| {
+                    StoreError::from_sqlx("to read how far samples were taken", source)
+                })?;
         Ok(row.map(|row| watermark(row.at, row.payment_id)))
     }
 
@@ -446,26 +447,30 @@ async fn record(
     let now = datetime(now);
     let to_id = to.payment_id.as_str();
     let moved = match from {
-        Some(from) => sqlx::query!(
-            "UPDATE reconciled.sampling SET at = $1, payment_id = $2, updated_at = $3
+        Some(from) => {
+            sqlx::query!(
+                "UPDATE reconciled.sampling SET at = $1, payment_id = $2, updated_at = $3
               WHERE name = 'settled' AND at = $4 AND payment_id = $5",
-            moment(to),
-            to_id,
-            now,
-            moment(from),
-            from.payment_id.as_str(),
-        )
-        .execute(&mut *connection)
-        .await?,
-        None => sqlx::query!(
-            "INSERT INTO reconciled.sampling (name, at, payment_id, updated_at)
+                moment(to),
+                to_id,
+                now,
+                moment(from),
+                from.payment_id.as_str(),
+            )
+            .execute(&mut *connection)
+            .await?
+        }
+        None => {
+            sqlx::query!(
+                "INSERT INTO reconciled.sampling (name, at, payment_id, updated_at)
              VALUES ('settled', $1, $2, $3) ON CONFLICT (name) DO NOTHING",
-            moment(to),
-            to_id,
-            now,
-        )
-        .execute(&mut *connection)
-        .await?,
+                moment(to),
+                to_id,
+                now,
+            )
+            .execute(&mut *connection)
+            .await?
+        }
     };
     if moved.rows_affected() != 1 {
         return Ok(false);

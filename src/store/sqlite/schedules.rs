@@ -128,10 +128,7 @@ fn millis(at: &Watermark) -> i64 {
 }
 
 fn watermark(at_millis: i64, payment_id: String) -> Watermark {
-    Watermark {
-        at_micros: at_millis.saturating_mul(1_000),
-        payment_id: PaymentId::new(payment_id),
-    }
+    Watermark { at_micros: at_millis.saturating_mul(1_000), payment_id: PaymentId::new(payment_id) }
 }
 
 fn series(table: &'static str, rail: &str, chain_id: i64) -> Result<Series, StoreError> {
@@ -168,12 +165,11 @@ fn version(row: &SqliteRow) -> Result<Version, StoreError> {
 #[async_trait]
 impl ScheduleStore for SqliteStore {
     async fn sampled_up_to(&self) -> Result<Option<Watermark>, StoreError> {
-        let row: Option<(i64, String)> = sqlx::query_as(
-            "SELECT at, payment_id FROM reconciled_sampling WHERE name = 'settled'",
-        )
-        .fetch_optional(&self.reader)
-        .await
-        .map_err(failed("to read how far samples were taken"))?;
+        let row: Option<(i64, String)> =
+            sqlx::query_as("SELECT at, payment_id FROM reconciled_sampling WHERE name = 'settled'")
+                .fetch_optional(&self.reader)
+                .await
+                .map_err(failed("to read how far samples were taken"))?;
         Ok(row.map(|(at_micros, id)| Watermark { at_micros, payment_id: PaymentId::new(id) }))
     }
 
