@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::domain::Rail;
+
 /// Finds out what happened to payments whose settlement outcome nobody knows.
 ///
 /// Exit codes: 0 good, 1 something is wrong that the command was asked to find or do, 2 usage or
@@ -20,7 +22,13 @@ pub struct Cli {
 #[derive(Debug, Args)]
 pub struct ConfigArgs {
     /// The configuration file.
-    #[arg(long, env = "RECONCILED_CONFIG", default_value = "reconciled.toml", value_name = "FILE")]
+    #[arg(
+        long,
+        global = true,
+        env = "RECONCILED_CONFIG",
+        default_value = "reconciled.toml",
+        value_name = "FILE"
+    )]
     pub config: PathBuf,
 }
 
@@ -54,6 +62,8 @@ pub enum Command {
         #[command(flatten)]
         config: ConfigArgs,
     },
+    /// Show how long payments take to settle and when they are checked, or fit that anew.
+    Schedule(ScheduleArgs),
     /// Show the main job on a simulated chain: payments with different fates, each resolved and explained.
     Demo,
     /// Run a folder of seeded cases and say which ended right.
@@ -62,6 +72,61 @@ pub enum Command {
 
 /// The most payments one `recheck` takes.
 const RECHECK_MAX: usize = 1_000;
+
+/// The schedules of repeats.
+#[derive(Debug, Args)]
+pub struct ScheduleArgs {
+    /// What to do with them.
+    #[command(subcommand)]
+    pub command: ScheduleCommand,
+    /// The configuration.
+    #[command(flatten)]
+    pub config: ConfigArgs,
+}
+
+/// What to do with schedules.
+#[derive(Debug, Subcommand)]
+pub enum ScheduleCommand {
+    /// Show measured settle latency with the check times on it, and the figures beside it.
+    Show {
+        /// Whose.
+        #[command(flatten)]
+        series: SeriesArgs,
+        /// JSON instead of text.
+        #[arg(long)]
+        json: bool,
+        /// Write the plot to a file as SVG too; needs one rail on one chain.
+        #[arg(long, value_name = "FILE")]
+        svg: Option<PathBuf>,
+    },
+    /// Fit now, and show what would change.
+    Tune {
+        /// Whose.
+        #[command(flatten)]
+        series: SeriesArgs,
+        /// JSON instead of text.
+        #[arg(long)]
+        json: bool,
+        /// Keep each fit as a version, and use those that are better.
+        #[arg(long)]
+        apply: bool,
+    },
+}
+
+/// Which rail on which chain; all when left out.
+#[derive(Debug, Args)]
+pub struct SeriesArgs {
+    /// `x402` or `mpp`.
+    #[arg(long, value_parser = parse_rail)]
+    pub rail: Option<Rail>,
+    /// The chain's id.
+    #[arg(long, value_name = "ID")]
+    pub chain: Option<u64>,
+}
+
+fn parse_rail(text: &str) -> Result<Rail, String> {
+    Rail::from_code(text).ok_or_else(|| "must be x402 or mpp".to_owned())
+}
 
 /// Which cases to run, and where.
 #[derive(Debug, Args)]

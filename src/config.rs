@@ -15,9 +15,11 @@ use url::Url;
 
 use crate::chain::{ChainSettings, EndpointSettings, MULTICALL3};
 use crate::domain::{ChainId, EndpointName, LatePolicy, PaidAfter, Policy};
-use crate::schedule::{Pacing, Schedule, Timing};
+use crate::schedule::{FitSettings, Grid, Schedule, Timing};
 use crate::store::DatabaseUrl;
 use crate::telemetry::LogFormat;
+use crate::worker::schedules::Following;
+use crate::worker::tune::TuneSettings;
 
 /// What is wrong with the configuration, with the key's name and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -134,7 +136,8 @@ section! {
         lease_ttl: Span = secs(60),
         /// How long the attempt log is kept.
         keep_for: Span = secs(30 * 24 * 3_600),
-        /// When to check, from the moment a payment was found; the built-in repeats when left out.
+        /// When to check, from the moment a payment was found: overrides every fitted schedule. The built-in
+        /// repeats, until a schedule is fitted, when left out.
         repeats: Option<Vec<Span>> = None,
     }
 }
@@ -148,6 +151,10 @@ section! {
         page_size: u32 = 2_000,
     }
 }
+
+mod schedule;
+
+pub use schedule::ScheduleSection;
 
 section! {
     /// `[shutdown]`
@@ -297,6 +304,8 @@ pub struct Config {
     #[serde(default)]
     pub reconcile: Reconcile,
     #[serde(default)]
+    pub schedule: ScheduleSection,
+    #[serde(default)]
     pub shutdown: Shutdown,
     #[serde(default)]
     pub policy: PolicySection,
@@ -314,11 +323,24 @@ pub struct ConfiguredChain {
     pub timing: Timing,
     /// How to decide.
     pub policy: Policy,
+    /// What settle latencies are counted on.
+    pub grid: Grid,
+    /// What schedules are fitted for.
+    pub fit: FitSettings,
 }
 
 /// Sections whose keys the environment can override.
-const SECTIONS: [&str; 8] =
-    ["database", "http", "log", "discovery", "checks", "reconcile", "shutdown", "policy"];
+const SECTIONS: [&str; 9] = [
+    "database",
+    "http",
+    "log",
+    "discovery",
+    "checks",
+    "reconcile",
+    "schedule",
+    "shutdown",
+    "policy",
+];
 const ENV_PREFIX: &str = "RECONCILED_";
 /// Blocks between the deadline and the check that may fail a payment, so that the head is past it.
 const DEADLINE_MARGIN_BLOCKS: u32 = 10;
@@ -404,6 +426,7 @@ impl Config {
         at_least("discovery.batch_max", self.discovery.batch_max.into(), 1)?;
         at_least("checks.batch_max", self.checks.batch_max.into(), 1)?;
         at_least("reconcile.page_size", self.reconcile.page_size.into(), 1)?;
+        self.schedule.validate()?;
         for (key, span, least) in [
             ("discovery.every", self.discovery.every, Duration::from_millis(10)),
             ("checks.lease_ttl", self.checks.lease_ttl, Duration::from_secs(5)),
@@ -418,11 +441,31 @@ impl Config {
     }
 
     /// The repeats of targeted checks.
-    pub fn schedule(&self) -> Result<Schedule, ConfigError> {
+    pub fn repeats(&self) -> Result<Schedule, ConfigError> {
         match &self.checks.repeats {
             None => Ok(Schedule::default()),
             Some(spans) => Schedule::new(spans.iter().map(|span| span.0).collect())
                 .map_err(|e| bad("checks.repeats", e.to_string())),
+        }
+    }
+
+    /// How schedules are fitted and adopted.
+    pub fn tune_settings(&self) -> TuneSettings {
+        TuneSettings {
+            window: self.schedule.window.0,
+            half_life: self.schedule.half_life.0,
+            rule: self.schedule.adoption_rule(),
+            auto_adopt: self.schedule.auto_adopt,
+            repeats_configured: self.checks.repeats.is_some(),
+        }
+    }
+
+    /// Which schedules watches follow.
+    pub fn following(&self) -> Following {
+        match (&self.checks.repeats, self.schedule.enabled) {
+            (Some(_), _) => Following::Configured,
+            (None, true) => Following::Adopted,
+            (None, false) => Following::Started,
         }
     }
 
@@ -435,7 +478,7 @@ impl Config {
             return Err(bad("chains", "is empty; add a [[chains]] table with its endpoints"));
         }
         let policy = self.policy()?;
-        let schedule = self.schedule()?;
+        let repeats = self.repeats()?;
         let mut seen = BTreeSet::new();
         self.chains
             .iter()
@@ -444,7 +487,7 @@ impl Config {
                 if section.chain_id == 0 || !seen.insert(section.chain_id) {
                     return Err(bad(key, "must have a chain_id of its own, at least 1"));
                 }
-                section.configured(&key, &policy, &schedule, &environment)
+                section.configured(&key, &policy, &repeats, &self.schedule, &environment)
             })
             .collect()
     }
@@ -455,7 +498,8 @@ impl ChainSection {
         &self,
         key: &str,
         policy: &Policy,
-        schedule: &Schedule,
+        repeats: &Schedule,
+        schedule: &ScheduleSection,
         environment: &impl Fn(&str) -> Option<String>,
     ) -> Result<ConfiguredChain, ConfigError> {
         let mut policy = policy.clone();
@@ -509,6 +553,13 @@ impl ChainSection {
                 return Err(bad(format!("{key}.{name}"), "must be longer than \"0s\""));
             }
         }
+        let timing = Timing {
+            finality_margin: self.finality_margin.0,
+            deadline_margin: self.block_time.0.saturating_mul(DEADLINE_MARGIN_BLOCKS),
+            finality_retry: FINALITY_RETRY,
+            pacing: schedule.pacing(),
+        };
+        let (grid, fit) = schedule.for_chain(self.block_time.0, policy.paid_after, &timing)?;
         Ok(ConfiguredChain {
             settings: ChainSettings {
                 chain_id: ChainId::new(self.chain_id),
@@ -524,13 +575,10 @@ impl ChainSection {
                 multicall3: self.multicall3,
                 request_timeout: self.request_timeout.0,
             },
-            schedule: schedule.clone(),
-            timing: Timing {
-                finality_margin: self.finality_margin.0,
-                deadline_margin: self.block_time.0.saturating_mul(DEADLINE_MARGIN_BLOCKS),
-                finality_retry: FINALITY_RETRY,
-                pacing: Pacing::default(),
-            },
+            schedule: repeats.clone(),
+            timing,
+            grid,
+            fit,
             policy,
         })
     }
@@ -589,6 +637,10 @@ fn override_from(table: &mut toml::Table, name: &str, value: &str) {
 fn scalar(text: &str) -> toml::Value {
     if let Ok(number) = text.parse::<i64>() {
         return toml::Value::Integer(number);
+    }
+    let may_be_decimal = text.starts_with(|c: char| c.is_ascii_digit());
+    if let Some(number) = text.parse::<f64>().ok().filter(|_| may_be_decimal) {
+        return toml::Value::Float(number);
     }
     match text {
         "true" => toml::Value::Boolean(true),

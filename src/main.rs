@@ -42,6 +42,7 @@ async fn dispatch(command: Command) -> anyhow::Result<Ending> {
         Command::Recheck { ids, json, config } => {
             commands::recheck::recheck(&config, &ids, json).await
         }
+        Command::Schedule(args) => commands::schedule::schedule(&args).await,
         Command::Demo => commands::demo::demo().await,
         Command::Drill(args) => commands::drill::drill(&args).await,
     }

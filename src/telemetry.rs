@@ -11,18 +11,23 @@ use std::time::Duration;
 
 use prometheus::core::Collector;
 use prometheus::{
-    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, Registry, TextEncoder,
+    Encoder, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry, TextEncoder,
 };
 use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
 
 use crate::chain::RpcObserver;
 use crate::domain::{
-    ChainId, EndpointName, FlagKind, Outcome, Phase, ReadFailureKind, RefundReason, RefundStatus,
-    Timestamp, Verdict,
+    ChainId, EndpointName, FlagKind, Outcome, Phase, Rail, ReadFailureKind, RefundReason,
+    RefundStatus, Timestamp, Verdict,
 };
 use crate::store::Figures;
+use crate::store::schedules::Series;
+
+mod schedules;
+
+pub use schedules::{ScheduleMetrics, SkippedSample, VersionOutcome};
 
 /// How logs are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
@@ -76,8 +81,9 @@ pub struct Metrics {
     pub checks: IntCounterVec,
     /// Resolutions written, by outcome.
     pub resolutions: IntCounterVec,
-    /// From the transfer's block to the committed resolution.
-    pub detection_delay: Histogram,
+    detection_delay: HistogramVec,
+    /// Of repeat schedules.
+    pub schedules: ScheduleMetrics,
     /// Resolutions the database refused.
     pub apply_failures: IntCounterVec,
     rpc_requests: IntCounterVec,
@@ -103,18 +109,14 @@ impl Metrics {
     /// Registers every series, those without a chain or task in their labels at zero.
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
-        let counters = |name: &str, help: &str, labels: &[&str]| {
-            let vec = IntCounterVec::new(opts(name, help), labels)?;
-            register(&registry, vec)
-        };
-        let gauges = |name: &str, help: &str, labels: &[&str]| {
+        let counters =
+            |name: &str, help: &str, labels: &[&str]| counters(&registry, name, help, labels);
+        let int_gauges = |name: &str, help: &str, labels: &[&str]| {
             register(&registry, IntGaugeVec::new(opts(name, help), labels)?)
         };
-        let times = |name: &str, help: &str, labels: &[&str]| {
-            register(&registry, GaugeVec::new(opts(name, help), labels)?)
-        };
+        let times = |name: &str, help: &str, labels: &[&str]| gauges(&registry, name, help, labels);
         let metrics = Self {
-            open_payments: gauges(
+            open_payments: int_gauges(
                 "open_payments",
                 "Payments being watched, by phase of the watch.",
                 &["phase"],
@@ -128,12 +130,16 @@ impl Metrics {
                 &registry,
                 IntGauge::with_opts(opts("overdue_payments", "Open watches whose check is due."))?,
             )?,
-            refunds_owed: gauges(
+            refunds_owed: int_gauges(
                 "refunds_owed",
                 "Refund records, by reason and status.",
                 &["reason", "status"],
             )?,
-            open_flags: gauges("open_flags", "Flags only a person can close, by kind.", &["kind"])?,
+            open_flags: int_gauges(
+                "open_flags",
+                "Flags only a person can close, by kind.",
+                &["kind"],
+            )?,
             checks: counters("checks_total", "Checks of one payment, by verdict.", &["verdict"])?,
             resolutions: counters(
                 "resolutions_total",
@@ -145,16 +151,14 @@ impl Metrics {
                 "Judged payments that could not be written down, by cause.",
                 &["cause"],
             )?,
-            detection_delay: register(
+            detection_delay: histograms(
                 &registry,
-                Histogram::with_opts(
-                    HistogramOpts::from(opts(
-                        "detection_delay_seconds",
-                        "From the block that holds a transfer to the committed resolution.",
-                    ))
-                    .buckets(DELAY_BUCKETS.to_vec()),
-                )?,
+                "detection_delay_seconds",
+                "From the block that holds a transfer to the committed resolution.",
+                &["rail", "chain"],
+                &DELAY_BUCKETS,
             )?,
+            schedules: ScheduleMetrics::new(&registry)?,
             rpc_requests: counters(
                 "rpc_requests_total",
                 "JSON-RPC calls; each call of a batch counts.",
@@ -170,16 +174,12 @@ impl Metrics {
                 "Checks in which two endpoints contradicted each other, by pair, in order of name.",
                 &["chain", "endpoint_a", "endpoint_b"],
             )?,
-            rpc_duration: register(
+            rpc_duration: histograms(
                 &registry,
-                HistogramVec::new(
-                    HistogramOpts::from(opts(
-                        "rpc_duration_seconds",
-                        "How long JSON-RPC calls took.",
-                    ))
-                    .buckets(RPC_BUCKETS.to_vec()),
-                    &["chain", "endpoint"],
-                )?,
+                "rpc_duration_seconds",
+                "How long JSON-RPC calls took.",
+                &["chain", "endpoint"],
+                &RPC_BUCKETS,
             )?,
             task_last_success: times(
                 "task_last_success_timestamp_seconds",
@@ -237,6 +237,21 @@ impl Metrics {
             one.as_str(),
             other.as_str(),
         ])
+    }
+
+    /// Makes the series of a configured chain exist from the start.
+    pub fn expect_chain(&self, chain: ChainId) {
+        for rail in Rail::ALL {
+            self.detection_delay.with_label_values(&[rail.code(), &chain.to_string()]);
+        }
+        self.schedules.expect_chain(chain);
+    }
+
+    /// A payment was found settled this long after its block, by its `checks`-th check.
+    pub fn settlement_found(&self, series: Series, delay: Duration, checks: u32) {
+        let labels = [series.rail.code().to_owned(), series.chain_id.to_string()];
+        self.detection_delay.with_label_values(&labels).observe(delay.as_secs_f64());
+        self.schedules.checks_per_payment.with_label_values(&labels).observe(checks.into());
     }
 
     /// Makes a task's series exist from the start.
@@ -300,6 +315,7 @@ const CALL_OUTCOMES: [&str; 5] = [
 
 impl RpcObserver for Metrics {
     fn configured(&self, chain: ChainId, endpoint: &EndpointName, methods: &[&'static str]) {
+        self.expect_chain(chain);
         let (chain, endpoint) = (chain.to_string(), endpoint.as_str());
         for method in methods {
             for outcome in CALL_OUTCOMES {
@@ -351,6 +367,35 @@ pub fn seconds(at: Timestamp) -> f64 {
 
 fn opts(name: &str, help: &str) -> Opts {
     Opts::new(name, help).namespace("reconciled")
+}
+
+fn counters(
+    registry: &Registry,
+    name: &str,
+    help: &str,
+    labels: &[&str],
+) -> Result<IntCounterVec, prometheus::Error> {
+    register(registry, IntCounterVec::new(opts(name, help), labels)?)
+}
+
+fn gauges(
+    registry: &Registry,
+    name: &str,
+    help: &str,
+    labels: &[&str],
+) -> Result<GaugeVec, prometheus::Error> {
+    register(registry, GaugeVec::new(opts(name, help), labels)?)
+}
+
+fn histograms(
+    registry: &Registry,
+    name: &str,
+    help: &str,
+    labels: &[&str],
+    buckets: &[f64],
+) -> Result<HistogramVec, prometheus::Error> {
+    let options = HistogramOpts::from(opts(name, help)).buckets(buckets.to_vec());
+    register(registry, HistogramVec::new(options, labels)?)
 }
 
 fn register<C: Collector + Clone + 'static>(

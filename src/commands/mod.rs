@@ -6,6 +6,7 @@ pub mod explain;
 pub mod migrate;
 pub mod recheck;
 pub mod run;
+pub mod schedule;
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -18,11 +18,13 @@ use crate::config::{Config, ConfigError, ConfiguredChain};
 use crate::domain::ChainId;
 use crate::errors::error_chain;
 use crate::http::{Pages, serve};
+use crate::schedule::Schedule;
 use crate::store::{DatabaseUrl, Store, StoreError, connect};
 use crate::telemetry::{Metrics, init_logging, rpc_observer};
+use crate::worker::tune::ChainTuning;
 use crate::worker::{
-    Checker, CheckerSettings, Discovery, Driver, Maintenance, Reconcile, Stop, Targeted,
-    WatchedChain,
+    Checker, CheckerSettings, Discovery, Driver, Maintenance, Reconcile, Sampling, Schedules, Stop,
+    Targeted, Tuning, WatchedChain,
 };
 
 /// The share of the grace period that reading may go on for; the rest is for giving leases back.
@@ -43,6 +45,7 @@ pub async fn run(args: &ConfigArgs) -> anyhow::Result<Ending> {
     let url = config.database_url()?;
     let policy = config.policy()?;
     let chains = config.chains(|name| std::env::var(name).ok())?;
+    let repeats = config.repeats()?;
     let tick = Arc::new(Notify::new());
     let ticks = ticking(&config.reconcile.cron, Arc::clone(&tick))?;
     let metrics = Metrics::new()?;
@@ -76,20 +79,33 @@ pub async fn run(args: &ConfigArgs) -> anyhow::Result<Ending> {
         return Ok(Ending::Good);
     };
     let mut watched = BTreeMap::new();
+    let mut tunings = BTreeMap::new();
     for chain in chains {
+        let tuning = ChainTuning { grid: chain.grid, settings: chain.fit };
         let (id, chain) = watch_chain(chain, &metrics)?;
         watched.insert(id, Arc::new(chain));
+        tunings.insert(id, tuning);
     }
-    let checker = Arc::new(Checker::new(
+    let schedules = Arc::new(Schedules::new(config.following()));
+    // The first checks should find the schedules that are in use. If not, sampling reads them soon.
+    if let Err(error) = schedules.refresh(store.as_ref()).await {
+        tracing::warn!(error = error_chain(&error), "fitted schedules could not be read yet");
+    }
+    let checker = Checker::new(
         Arc::clone(&store),
-        watched,
+        watched.clone(),
         policy,
         Arc::clone(&clock),
         metrics.clone(),
         CheckerSettings { lease_ttl: config.checks.lease_ttl.0 },
-    ));
+    );
+    let checker = Arc::new(checker.with_schedules(Arc::clone(&schedules)));
     let mut driver = Driver::new(Arc::clone(&clock), metrics.clone(), stop.clone());
     start_tasks(&config, &checker, &mut driver, tick);
+    if config.schedule.enabled {
+        let fitting = Fitting { store: &store, clock: &clock, metrics: &metrics, schedules };
+        fitting.start(&config, repeats, watched, tunings, &mut driver);
+    }
     let mut ticker = JobScheduler::new().await?;
     ticker.add(ticks).await?;
     ticker.start().await?;
@@ -157,7 +173,7 @@ pub fn watch_chain(
     configured: ConfiguredChain,
     metrics: &Metrics,
 ) -> anyhow::Result<(ChainId, WatchedChain)> {
-    let ConfiguredChain { settings, schedule, timing, policy } = configured;
+    let ConfiguredChain { settings, schedule, timing, policy, .. } = configured;
     let id = settings.chain_id;
     let chain = Chain::new(settings, rpc_observer(metrics))?;
     Ok((id, WatchedChain { chain, schedule, timing, policy }))
@@ -186,6 +202,53 @@ fn start_tasks(config: &Config, checker: &Arc<Checker>, driver: &mut Driver, tic
     driver.start(Arc::new(targeted), every, due);
     driver.start(Arc::new(reconcile), TICKED, tick);
     driver.start(Arc::new(maintenance), MAINTENANCE_EVERY, Arc::new(Notify::new()));
+}
+
+/// What sampling and tuning share.
+struct Fitting<'a> {
+    store: &'a Arc<dyn Store>,
+    clock: &'a Arc<dyn Clock>,
+    metrics: &'a Metrics,
+    schedules: Arc<Schedules>,
+}
+
+impl Fitting<'_> {
+    /// Starts the tasks that fit the repeat schedules.
+    fn start(
+        self,
+        config: &Config,
+        repeats: Schedule,
+        watched: BTreeMap<ChainId, Arc<WatchedChain>>,
+        tunings: BTreeMap<ChainId, ChainTuning>,
+        driver: &mut Driver,
+    ) {
+        let settings = config.tune_settings();
+        let with_grid = |(id, chain): (ChainId, Arc<WatchedChain>)| {
+            tunings.get(&id).map(|tuning| (id, (chain, tuning.grid)))
+        };
+        let sampling = Sampling {
+            store: Arc::clone(self.store),
+            chains: watched.into_iter().filter_map(with_grid).collect(),
+            schedules: Arc::clone(&self.schedules),
+            clock: Arc::clone(self.clock),
+            metrics: self.metrics.clone(),
+            window: settings.window,
+            settle_lag: config.schedule.settle_lag.0,
+        };
+        let tuning = Tuning {
+            store: Arc::clone(self.store),
+            chains: tunings,
+            base: repeats,
+            settings,
+            every: config.schedule.every.0,
+            schedules: self.schedules,
+            clock: Arc::clone(self.clock),
+            metrics: self.metrics.clone(),
+        };
+        let sample_every = config.schedule.sample_every.0;
+        driver.start(Arc::new(sampling), sample_every, Arc::new(Notify::new()));
+        driver.start(Arc::new(tuning), config.schedule.every.0, Arc::new(Notify::new()));
+    }
 }
 
 /// A job that signals `tick` on a cron schedule, in UTC. The scheduler guards against nothing, so it

@@ -47,13 +47,15 @@ fn the_sample_file_shows_the_defaults() {
     assert_eq!(format!("{:?}", sample.policy), format!("{:?}", bare.policy));
     assert_eq!(format!("{:?}", sample.discovery), format!("{:?}", bare.discovery));
     assert_eq!(format!("{:?}", sample.reconcile), format!("{:?}", bare.reconcile));
+    assert_eq!(format!("{:?}", sample.schedule), format!("{:?}", bare.schedule));
+    assert_eq!(sample.checks.repeats, None, "they would override every fitted schedule");
     assert_eq!(format!("{:?}", sample.shutdown), format!("{:?}", bare.shutdown));
     assert_eq!(format!("{:?}", sample.http), format!("{:?}", bare.http));
     assert_eq!(sample.checks.lease_ttl, bare.checks.lease_ttl);
     assert_eq!(sample.checks.batch_max, bare.checks.batch_max);
     assert_eq!(
-        sample.schedule().ok(),
-        bare.schedule().ok(),
+        sample.repeats().ok(),
+        bare.repeats().ok(),
         "repeats in the sample are the built-in"
     );
 }
@@ -78,6 +80,14 @@ fn bad_values_are_refused_with_their_key() {
         ("[[chains]]", "[policy]\nquorum = 2\n[[chains]]", "endpoints"),
         ("[[chains]]", "[policy]\nlate = \"keep\"\n[[chains]]", "keep"),
         ("[[chains]]", "[checks]\nrepeats = [\"2s\", \"1s\"]\n[[chains]]", "checks.repeats"),
+        ("[[chains]]", "[schedule]\nwindow = \"1m\"\n[[chains]]", "schedule.window"),
+        ("[[chains]]", "[schedule]\nhalf_life = \"0s\"\n[[chains]]", "schedule.half_life"),
+        ("[[chains]]", "[schedule]\nread_price = 0.0\n[[chains]]", "schedule.read_price"),
+        ("[[chains]]", "[schedule]\ndelay_price = -1\n[[chains]]", "schedule.delay_price"),
+        ("[[chains]]", "[schedule]\nreads_budget = 0.5\n[[chains]]", "schedule.reads_budget"),
+        ("[[chains]]", "[schedule]\ngap_max = \"100ms\"\n[[chains]]", "schedule.gap_max"),
+        ("[[chains]]", "[schedule]\nhorizon = \"1s\"\n[[chains]]", "schedule.horizon"),
+        ("[[chains]]", "[schedule]\njitter = 0.9\n[[chains]]", "schedule.jitter"),
         ("[[chains]]", "[checks]\nlease_ttl = \"soon\"\n[[chains]]", "duration"),
         ("url = \"https://rpc.example/key-SECRET\"", "url_env = \"UNSET\"", "UNSET"),
     ] {

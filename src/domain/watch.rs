@@ -36,7 +36,8 @@ pub struct Watch {
     pub checks_done: u32,
     /// Inconclusive checks in a row.
     pub consecutive_inconclusive: u32,
-    /// The version of the repeat schedule it follows.
+    /// The version of the repeat schedule it follows, from its first check on; `None`: the configured or
+    /// built-in one.
     pub schedule_id: Option<i64>,
     /// `kind` or `kind:reason` of the last verdict.
     pub last_verdict: Option<String>,
@@ -62,6 +63,8 @@ pub struct DueTimes {
     pub finality: Timestamp,
     /// When a reorg takes its transfer away and the repeats start anew.
     pub reopened: Timestamp,
+    /// The version of the repeat schedule that says so; `None`: the configured or built-in one.
+    pub schedule_id: Option<i64>,
 }
 
 /// One check's outcome, on its way to the store.

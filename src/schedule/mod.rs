@@ -257,5 +257,11 @@ pub fn due_times(
             .max(retry),
         _ => retry,
     };
-    DueTimes { open, late: Some(negative_provable).filter(|at| *at > now), finality, reopened: now }
+    DueTimes {
+        open,
+        late: Some(negative_provable).filter(|at| *at > now),
+        finality,
+        reopened: now,
+        schedule_id: schedule.id,
+    }
 }

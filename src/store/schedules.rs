@@ -188,6 +188,8 @@ pub struct ObservedChecks {
     pub delay_mean_ms: f64,
     /// The longest of these.
     pub delay_max_ms: u64,
+    /// How old they were when they were found, in milliseconds.
+    pub found_age_mean_ms: f64,
 }
 
 /// Samples of settle latency and versions of schedules.

@@ -13,13 +13,15 @@ use uuid::Uuid;
 
 use super::driver::Stop;
 use super::read::{ChainReader, Part};
+use super::schedules::Schedules;
 use crate::chain::Chain;
 use crate::clock::Clock;
 use crate::domain::{
-    ChainId, DueTimes, Evidence, Inconclusive, Judged, Method, NextCheck, Outcome, Payment, Phase,
-    Policy, Timestamp, Verdict,
+    ChainId, DueTimes, Evidence, Inconclusive, Judged, Method, NextCheck, Outcome, Payment,
+    PaymentId, Phase, Policy, Timestamp, Verdict,
 };
 use crate::schedule::{Schedule, Timing};
+use crate::store::schedules::Series;
 use crate::store::{Applied, ApplyFailure, Followed, Lease, Store, StoreError};
 use crate::telemetry::Metrics;
 
@@ -27,7 +29,7 @@ use crate::telemetry::Metrics;
 pub struct WatchedChain {
     /// How to read it.
     pub chain: Chain,
-    /// The repeats of targeted checks.
+    /// The configured or built-in repeats of targeted checks.
     pub schedule: Schedule,
     /// The margins of mandatory checks.
     pub timing: Timing,
@@ -46,6 +48,7 @@ pub struct CheckerSettings {
 pub struct Checker {
     store: Arc<dyn Store>,
     chains: BTreeMap<ChainId, Arc<WatchedChain>>,
+    schedules: Arc<Schedules>,
     default_policy: Policy,
     clock: Arc<dyn Clock>,
     metrics: Metrics,
@@ -74,17 +77,29 @@ pub struct Read {
     unchanged: Vec<Judged>,
     /// Verdicts to resolve, with the policy of their chain.
     to_resolve: Vec<(Policy, Vec<Judged>)>,
+    histories: Arc<Histories>,
+}
+
+/// What the metrics of a resolution need to know beside it, of every payment of a batch that could be read.
+type Histories = BTreeMap<PaymentId, History>;
+
+/// Whose a payment is, and how many checks of it went before this one.
+#[derive(Debug, Clone, Copy)]
+struct History {
+    series: Series,
+    checks_done: u32,
 }
 
 impl Read {
-    fn of(lease: Lease) -> Self {
-        Self { lease, unchanged: Vec::new(), to_resolve: Vec::new() }
+    fn of(lease: Lease, histories: Arc<Histories>) -> Self {
+        Self { lease, unchanged: Vec::new(), to_resolve: Vec::new(), histories }
     }
 }
 
 /// A batch that is being read: its parts come as they are judged.
 struct Reading {
     lease: Lease,
+    histories: Arc<Histories>,
     parts: mpsc::UnboundedReceiver<Part>,
     readers: JoinSet<()>,
 }
@@ -102,7 +117,14 @@ impl Checker {
         metrics: Metrics,
         settings: CheckerSettings,
     ) -> Self {
-        Self { store, chains, default_policy, clock, metrics, settings }
+        let schedules = Arc::default();
+        Self { store, chains, schedules, default_policy, clock, metrics, settings }
+    }
+
+    /// The same, following fitted schedules; without, every watch follows its chain's own repeats.
+    #[must_use]
+    pub fn with_schedules(self, schedules: Arc<Schedules>) -> Self {
+        Self { schedules, ..self }
     }
 
     /// The database.
@@ -124,24 +146,33 @@ impl Checker {
     /// Leases what is due, oldest first.
     pub async fn lease_due(&self, limit: u32) -> Result<Leased, StoreError> {
         let lease = self.new_lease();
-        Ok(Leased { lease, followed: self.store.lease_due(&lease, limit).await? })
+        let followed = self.store.lease_due(&lease, limit).await?;
+        Ok(self.leased(lease, followed).await)
     }
 
     /// Leases one page of all that is open.
     pub async fn lease_page(
         &self,
-        after: Option<&crate::domain::PaymentId>,
+        after: Option<&PaymentId>,
         limit: u32,
     ) -> Result<Leased, StoreError> {
         let lease = self.new_lease();
-        Ok(Leased { lease, followed: self.store.lease_page(&lease, after, limit).await? })
+        let followed = self.store.lease_page(&lease, after, limit).await?;
+        Ok(self.leased(lease, followed).await)
+    }
+
+    /// A batch, once the schedules that its watches follow are known.
+    async fn leased(&self, lease: Lease, followed: Vec<Followed>) -> Leased {
+        let watches = followed.iter().map(|one| &one.watch);
+        self.schedules.load(self.store.as_ref(), watches).await;
+        Leased { lease, followed }
     }
 
     /// Reads the chains about the batch and judges each payment. Never fails: what could not be read is
     /// inconclusive. Touches no database (I8).
     pub async fn read(&self, leased: Leased) -> Read {
         let mut reading = self.begin(leased);
-        let mut whole = Read::of(reading.lease);
+        let mut whole = Read::of(reading.lease, Arc::clone(&reading.histories));
         while let Some(mut part) = self.next_part(&mut reading).await {
             whole.unchanged.append(&mut part.unchanged);
             whole.to_resolve.append(&mut part.to_resolve);
@@ -153,12 +184,16 @@ impl Checker {
     fn begin(&self, leased: Leased) -> Reading {
         let Leased { lease, followed } = leased;
         let mut unreadable = Vec::new();
+        let mut histories = Histories::new();
         let mut by_chain: BTreeMap<ChainId, Vec<(Followed, Payment)>> = BTreeMap::new();
         for one in followed {
             match self.unreadable(&one) {
                 Some(judged) => unreadable.push(judged),
                 None => {
                     if let Ok(payment) = one.payment.clone() {
+                        let series = Series { rail: payment.rail, chain_id: payment.chain_id };
+                        let history = History { series, checks_done: one.watch.checks_done };
+                        histories.insert(payment.id.clone(), history);
                         by_chain.entry(payment.chain_id).or_default().push((one, payment));
                     }
                 }
@@ -179,13 +214,14 @@ impl Checker {
         for (chain_id, group) in by_chain {
             let Some(watched) = self.chains.get(&chain_id).cloned() else { continue };
             let (clock, metrics) = (Arc::clone(&self.clock), self.metrics.clone());
+            let schedules = Arc::clone(&self.schedules);
             let sender = sender.clone();
             readers.spawn(async move {
-                let reader = ChainReader { watched, group, clock, metrics };
+                let reader = ChainReader { watched, schedules, group, clock, metrics };
                 reader.read(budget, sender).await;
             });
         }
-        Reading { lease, parts, readers }
+        Reading { lease, histories: Arc::new(histories), parts, readers }
     }
 
     /// What was judged next; `None` when all was. Nothing is lost when this is dropped half way.
@@ -195,7 +231,8 @@ impl Checker {
             if unchanged.is_empty() && to_resolve.is_empty() {
                 continue;
             }
-            let mut read = Read { unchanged, ..Read::of(reading.lease) };
+            let mut read =
+                Read { unchanged, ..Read::of(reading.lease, Arc::clone(&reading.histories)) };
             if !to_resolve.is_empty() {
                 read.to_resolve.push((policy, to_resolve));
             }
@@ -213,7 +250,7 @@ impl Checker {
 
     /// Writes a batch down. Returns what became of every payment whose verdict was resolved.
     pub async fn write(&self, read: Read) -> Result<Vec<Applied>, StoreError> {
-        let Read { lease, unchanged, to_resolve } = read;
+        let Read { lease, unchanged, to_resolve, histories } = read;
         if !unchanged.is_empty() {
             self.store.reschedule(&lease, &unchanged).await?;
         }
@@ -233,7 +270,8 @@ impl Checker {
                 let now = self.clock.now();
                 let applied = self.store.apply(&lease, chunk, &policy, now).await?;
                 for one in &applied {
-                    self.record(one, settled_at.get(&one.payment_id).copied(), now);
+                    let history = histories.get(&one.payment_id);
+                    self.record(one, settled_at.get(&one.payment_id).copied(), history, now);
                 }
                 all.extend(applied);
             }
@@ -297,6 +335,7 @@ impl Checker {
                 late: None,
                 finality: later,
                 reopened: later,
+                schedule_id: None,
             },
         })
     }
@@ -311,6 +350,7 @@ impl Checker {
         &self,
         applied: &Applied,
         block_time: Option<crate::domain::BlockTime>,
+        history: Option<&History>,
         now: Timestamp,
     ) {
         let payment = applied.payment_id.as_str();
@@ -318,11 +358,14 @@ impl Checker {
             Ok(resolved) if resolved.recorded => {
                 let outcome = resolved.outcome.code();
                 self.metrics.resolutions.with_label_values(&[outcome]).inc();
-                if let (Some(time), Outcome::Paid | Outcome::Reinstated | Outcome::RefundOwed) =
-                    (block_time, resolved.outcome)
+                if let (
+                    Some(time),
+                    Some(history),
+                    Outcome::Paid | Outcome::Reinstated | Outcome::RefundOwed,
+                ) = (block_time, history, resolved.outcome)
                 {
                     let delay = now.since(Timestamp::from(time));
-                    self.metrics.detection_delay.observe(delay.as_secs_f64());
+                    self.metrics.settlement_found(history.series, delay, history.checks_done + 1);
                 }
                 let refund = resolved.refund.map(|reason| reason.code());
                 tracing::info!(payment, outcome, refund, phase = %resolved.phase, "payment resolved");

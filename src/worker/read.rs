@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::check::WatchedChain;
+use super::schedules::Schedules;
 use crate::chain::Breadth;
 use crate::clock::Clock;
 use crate::domain::{
@@ -17,6 +18,7 @@ use crate::domain::{
 };
 use crate::schedule::due_times;
 use crate::store::Followed;
+use crate::store::schedules::Series;
 use crate::telemetry::Metrics;
 
 /// Payments of one chain that were judged, with the policy to resolve them by.
@@ -31,6 +33,7 @@ pub(super) struct Part {
 /// Reads one chain about some payments, and sends on each of them once.
 pub(super) struct ChainReader {
     pub(super) watched: Arc<WatchedChain>,
+    pub(super) schedules: Arc<Schedules>,
     pub(super) group: Vec<(Followed, Payment)>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) metrics: Metrics,
@@ -115,18 +118,14 @@ impl ChainReader {
                 self.metrics.endpoints_disagree(chain.settings().chain_id, &one, &other);
             }
             let (followed, payment) = &self.group[i];
+            let series = Series { rail: payment.rail, chain_id: payment.chain_id };
+            let version = self.schedules.of(&followed.watch, series);
+            let schedule = version.as_deref().unwrap_or(schedule);
+            let opened_at = followed.watch.opened_at;
             let judged = Judged {
                 payment_id: payment.id.clone(),
                 checked_at: now,
-                due: due_times(
-                    schedule,
-                    followed.watch.opened_at,
-                    payment,
-                    &verdict,
-                    policy,
-                    timing,
-                    now,
-                ),
+                due: due_times(schedule, opened_at, payment, &verdict, policy, timing, now),
                 evidence,
                 verdict,
                 problem: None,

@@ -12,5 +12,6 @@ mod pages;
 mod reorgs;
 mod replicas;
 mod scene;
+mod schedules;
 mod stops;
 mod unreachable;

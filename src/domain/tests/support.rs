@@ -141,7 +141,13 @@ pub(super) fn unsettleable(reason: Unsettleable, block_number: u64) -> Verdict {
 
 pub(super) fn due() -> DueTimes {
     let targeted = NextCheck { phase: Phase::Targeted, at: Some(secs(1)) };
-    DueTimes { open: targeted, late: Some(secs(2)), finality: secs(3), reopened: secs(0) }
+    DueTimes {
+        open: targeted,
+        late: Some(secs(2)),
+        finality: secs(3),
+        reopened: secs(0),
+        schedule_id: None,
+    }
 }
 
 pub(super) fn judged_as(id: &str, verdict: Verdict) -> Judged {

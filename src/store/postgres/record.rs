@@ -378,12 +378,14 @@ pub(super) async fn write_watches(
                     CASE WHEN c.inconclusive THEN w.consecutive_inconclusive + 1 ELSE 0 END,
                 last_verdict = c.verdict,
                 last_block = coalesce(c.block_number, w.last_block),
+                -- A watch keeps the version it started on.
+                schedule_id = CASE w.checks_done WHEN 0 THEN c.schedule_id ELSE w.schedule_id END,
                 lease_token = NULL,
                 lease_expires_at = NULL
            FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::bool[], $5::bool[],
-                       $6::text[], $7::bigint[])
+                       $6::text[], $7::bigint[], $9::bigint[])
                 AS c (payment_id, phase, next_check_at, restart, inconclusive, verdict,
-                      block_number)
+                      block_number, schedule_id)
           WHERE w.payment_id = c.payment_id",
         &columns.payments,
         &phases,
@@ -393,6 +395,7 @@ pub(super) async fn write_watches(
         &columns.verdicts,
         &columns.blocks as &[Option<i64>],
         now,
+        &columns.schedules as &[Option<i64>],
     )
     .execute(&mut *connection)
     .await?;
@@ -407,6 +410,7 @@ pub(super) struct CheckColumns {
     pub(super) verdicts: Vec<String>,
     pub(super) inconclusive: Vec<bool>,
     pub(super) blocks: Vec<Option<i64>>,
+    pub(super) schedules: Vec<Option<i64>>,
     pub(super) details: Vec<Option<String>>,
 }
 
@@ -419,6 +423,7 @@ impl CheckColumns {
             verdicts: each().map(Judged::verdict_code).collect(),
             inconclusive: each().map(|c| matches!(c.verdict, Verdict::Inconclusive(_))).collect(),
             blocks: each().map(|c| c.verdict.block().map(|b| column_number(b.number))).collect(),
+            schedules: each().map(|c| c.due.schedule_id).collect(),
             details: each().map(check_detail).collect(),
         }
     }

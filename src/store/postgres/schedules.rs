@@ -361,9 +361,15 @@ impl ScheduleStore for PostgresStore {
             r#"SELECT o.rail AS "rail!", o.chain_id::bigint AS "chain_id!", o.schedule_id,
                       count(*) AS "payments!", avg(o.checks)::float8 AS "reads!",
                       avg(o.detection_delay_ms)::float8 AS "delay_mean!",
-                      max(o.detection_delay_ms) AS "delay_max!"
+                      max(o.detection_delay_ms) AS "delay_max!",
+                      coalesce(avg(o.found_age) FILTER (WHERE o.found_age BETWEEN 0 AND 1e6), 0)
+                          ::float8 * 1000 AS "found_age!"
                  FROM (SELECT p.rail::text AS rail, p.chain_id::text AS chain_id, w.schedule_id,
                               r.detection_delay_ms,
+                              CASE WHEN isfinite(coalesce(p.broadcast_at, p.created_at))
+                                   THEN extract(epoch FROM w.opened_at
+                                        - coalesce(p.broadcast_at, p.created_at)) END
+                                  AS found_age,
                               (SELECT count(*) FROM reconciled.checks c
                                 WHERE c.payment_id = r.payment_id
                                   AND c.checked_at <= r.resolved_at) AS checks
@@ -393,6 +399,7 @@ impl ScheduleStore for PostgresStore {
                         "detection_delay_ms",
                         row.delay_max,
                     )?,
+                    found_age_mean_ms: row.found_age,
                 })
             })
             .collect()

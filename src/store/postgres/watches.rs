@@ -288,11 +288,14 @@ async fn write_checks_in(
                     CASE WHEN c.inconclusive THEN w.consecutive_inconclusive + 1 ELSE 0 END,
                 last_verdict = c.verdict,
                 last_block = coalesce(c.block_number, w.last_block),
+                -- A watch keeps the version it started on.
+                schedule_id = CASE w.checks_done WHEN 0 THEN c.schedule_id ELSE w.schedule_id END,
                 lease_token = NULL,
                 lease_expires_at = NULL
            FROM unnest($2::text[], $3::text[], $4::timestamptz[], $5::bool[], $6::text[],
-                       $7::bigint[])
-                    AS c (payment_id, phase, next_check_at, inconclusive, verdict, block_number)
+                       $7::bigint[], $8::bigint[])
+                    AS c (payment_id, phase, next_check_at, inconclusive, verdict, block_number,
+                          schedule_id)
           WHERE w.payment_id = c.payment_id AND w.lease_token = $1",
         lease.token,
         &columns.payments,
@@ -301,6 +304,7 @@ async fn write_checks_in(
         &columns.inconclusive,
         &columns.verdicts,
         &columns.blocks as &[Option<i64>],
+        &columns.schedules as &[Option<i64>],
     )
     .execute(&mut *connection)
     .await?

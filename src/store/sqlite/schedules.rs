@@ -76,8 +76,10 @@ const NEVER_SETTLED: &str = "
 
 const OBSERVED: &str = "
     SELECT rail, chain_id, schedule_id, count(*), avg(checks), avg(detection_delay_ms),
-           max(detection_delay_ms)
+           max(detection_delay_ms),
+           coalesce(avg(found_age) FILTER (WHERE found_age BETWEEN 0 AND 1000000000), 0.0)
     FROM (SELECT p.rail, p.chain_id, w.schedule_id, r.detection_delay_ms,
+                 w.opened_at - coalesce(p.broadcast_at, p.created_at) AS found_age,
                  (SELECT count(*) FROM reconciled_checks c
                   WHERE c.payment_id = r.payment_id AND c.checked_at <= r.resolved_at) AS checks
           FROM reconciled_resolutions r
@@ -360,22 +362,39 @@ impl ScheduleStore for SqliteStore {
     }
 
     async fn observed_checks(&self, since: Timestamp) -> Result<Vec<ObservedChecks>, StoreError> {
-        let rows: Vec<(String, i64, Option<i64>, i64, f64, f64, i64)> = sqlx::query_as(OBSERVED)
-            .bind(since.as_millis())
-            .fetch_all(&self.reader)
-            .await
-            .map_err(failed("to read what was observed"))?;
+        let rows: Vec<(String, i64, Option<i64>, i64, f64, f64, i64, f64)> =
+            sqlx::query_as(OBSERVED)
+                .bind(since.as_millis())
+                .fetch_all(&self.reader)
+                .await
+                .map_err(failed("to read what was observed"))?;
         rows.into_iter()
-            .map(|(rail, chain_id, schedule_id, payments, reads_mean, delay_mean_ms, max)| {
-                Ok(ObservedChecks {
-                    series: series("payments", &rail, chain_id)?,
+            .map(
+                |(
+                    rail,
+                    chain_id,
                     schedule_id,
-                    payments: unsigned("payments", "count", payments)?,
+                    payments,
                     reads_mean,
                     delay_mean_ms,
-                    delay_max_ms: unsigned("reconciled_resolutions", "detection_delay_ms", max)?,
-                })
-            })
+                    max,
+                    found_age,
+                )| {
+                    Ok(ObservedChecks {
+                        series: series("payments", &rail, chain_id)?,
+                        schedule_id,
+                        payments: unsigned("payments", "count", payments)?,
+                        reads_mean,
+                        delay_mean_ms,
+                        delay_max_ms: unsigned(
+                            "reconciled_resolutions",
+                            "detection_delay_ms",
+                            max,
+                        )?,
+                        found_age_mean_ms: found_age,
+                    })
+                },
+            )
             .collect()
     }
 

@@ -349,6 +349,8 @@ pub(super) async fn write_watch(
             consecutive_inconclusive = CASE WHEN ?4 THEN consecutive_inconclusive + 1 ELSE 0 END,
             last_verdict = ?5,
             last_block = coalesce(?6, last_block),
+            -- A watch keeps the version it started on.
+            schedule_id = CASE checks_done WHEN 0 THEN ?9 ELSE schedule_id END,
             lease_token = NULL,
             lease_expires_at = NULL
          WHERE payment_id = ?7 AND lease_token = ?8",
@@ -361,6 +363,7 @@ pub(super) async fn write_watch(
     .bind(judged.verdict.block().map(|block| column_number(block.number)))
     .bind(judged.payment_id.as_str())
     .bind(lease.token.to_string())
+    .bind(judged.due.schedule_id)
     .execute(conn)
     .await
     .map_err(failed("to update a watch"))?

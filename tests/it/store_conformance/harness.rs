@@ -379,6 +379,7 @@ pub(super) fn judged(id: &str, verdict: Verdict) -> Judged {
             late: Some(at(hours(25))),
             finality: at(1_200),
             reopened: at(30),
+            schedule_id: None,
         },
     }
 }

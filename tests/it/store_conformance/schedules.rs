@@ -1,13 +1,17 @@
 //! What the fit of repeat schedules asks of a store: samples, counted once, and versions.
 
-use reconciled::domain::{ChainId, Finality, PaymentId, Policy, Rail, RawPayment, Timestamp};
+use reconciled::domain::{
+    ChainId, Finality, Judged, PaymentId, Policy, Rail, RawPayment, Timestamp,
+};
 use reconciled::store::schedules::{
     BinGrid, NewVersion, OpenAges, Part, SampleBin, SampleCount, SampleKey, Series, Watermark,
     epoch_of,
 };
 use serde_json::json;
 
-use super::harness::{T0, TestDb, at, expired, hours, judged, payment, pending, settled_in};
+use super::harness::{
+    T0, TestDb, at, expired, hours, judged, lease, payment, pending, settled_in, tentative,
+};
 
 for_each_backend!(
     settled_payments_come_in_order_page_by_page,
@@ -23,6 +27,7 @@ for_each_backend!(
     the_newest_versions_are_found_and_read_back_whole,
     pruning_leaves_what_is_in_use,
     what_was_observed_is_told_per_version,
+    a_watch_keeps_the_version_it_started_on,
 );
 
 const GRID: BinGrid = BinGrid { step_ms: 2_000, bins: 100 };
@@ -339,5 +344,46 @@ async fn what_was_observed_is_told_per_version(db: &TestDb) {
     assert_eq!((seen[0].series, seen[0].schedule_id, seen[0].payments), (BASE, None, 2));
     assert_eq!(seen[0].reads_mean, 1.5);
     assert_eq!((seen[0].delay_mean_ms, seen[0].delay_max_ms), (25_000.0, 30_000));
+    assert_eq!(seen[0].found_age_mean_ms, 0.0, "found when they were broadcast");
     assert!(db.store.observed_checks(at(60)).await.unwrap().is_empty());
+}
+
+async fn a_watch_keeps_the_version_it_started_on(db: &TestDb) {
+    for (order, id) in [("o1", "fitted"), ("o2", "built in"), ("o3", "settled at once")] {
+        db.paying_order(order, id).await;
+    }
+    db.discover().await;
+    let by = |id: &str, version: Option<i64>| {
+        let mut judged: Judged = judged(id, pending(20));
+        judged.due.schedule_id = version;
+        judged
+    };
+    let check = async |batch: Vec<Judged>| {
+        let lease = lease(T0, at(60));
+        db.store.lease_page(&lease, None, 10).await.unwrap();
+        assert_eq!(db.store.reschedule(&lease, &batch).await.unwrap(), batch.len());
+        db.store.release(&lease).await.unwrap();
+    };
+    let version = async |id: &str| {
+        let story = db.store.story(&PaymentId::from(id)).await.unwrap().unwrap();
+        story.watch.unwrap().schedule_id
+    };
+    check(vec![by("fitted", Some(5)), by("built in", None)]).await;
+    assert_eq!((version("fitted").await, version("built in").await), (Some(5), None));
+    // A newer version is adopted meanwhile.
+    check(vec![by("fitted", Some(9)), by("built in", Some(9))]).await;
+    assert_eq!((version("fitted").await, version("built in").await), (Some(5), None));
+
+    // A check that is resolved counts as the first one too.
+    let first = Judged { verdict: tentative("settled at once"), ..by("settled at once", Some(9)) };
+    let later = Judged { verdict: tentative("fitted"), ..by("fitted", Some(9)) };
+    db.apply_at(at(30), &Policy::default(), vec![first, later]).await;
+    assert_eq!(version("settled at once").await, Some(9));
+    assert_eq!(version("fitted").await, Some(5));
+
+    // A watch that starts anew starts on what is in use then.
+    let gone = Judged { verdict: pending(40), ..by("fitted", Some(11)) };
+    db.apply_at(at(40), &Policy::default(), vec![gone]).await;
+    check(vec![by("fitted", Some(12))]).await;
+    assert_eq!(version("fitted").await, Some(12));
 }

@@ -82,6 +82,12 @@ impl Settings {
         self
     }
 
+    /// Leaves a key out.
+    pub(crate) fn without(mut self, section: &'static str, key: &'static str) -> Self {
+        self.sections.entry(section).or_default().remove(key);
+        self
+    }
+
     /// Sets a key to a text.
     pub(crate) fn text(self, section: &'static str, key: &'static str, text: &str) -> Self {
         self.set(section, key, &format!("{text:?}"))
