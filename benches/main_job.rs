@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use alloy_primitives::{Address, B256, U256};
 use anyhow::Context;
-use reconciled::chain::{Chain, ChainSettings, EndpointSettings, MULTICALL3};
+use reconciled::chain::{Chain, ChainSettings, EndpointSettings, MULTICALL3, Permit2Settings};
 use reconciled::clock::{Clock, ManualClock};
 use reconciled::domain::{Amount, EndpointName, PaymentId, Policy, RawPayment, Timestamp};
 use reconciled::schedule::{Pacing, Schedule, Timing};
@@ -112,6 +112,7 @@ impl Bench {
             read_safe: false,
             foreign_block_number: false,
             multicall3: MULTICALL3,
+            permit2: Permit2Settings::default(),
             request_timeout: Duration::from_secs(10),
         };
         let policy = Policy::default();

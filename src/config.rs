@@ -13,7 +13,7 @@ use alloy_primitives::Address;
 use serde::Deserialize;
 use url::Url;
 
-use crate::chain::{ChainSettings, EndpointSettings, MULTICALL3};
+use crate::chain::{ChainSettings, EndpointSettings, MULTICALL3, Permit2Settings};
 use crate::domain::{ChainId, EndpointName, LatePolicy, PaidAfter, Policy};
 use crate::schedule::{FitSettings, Grid, Schedule, Timing};
 use crate::store::DatabaseUrl;
@@ -218,6 +218,12 @@ pub struct ChainSection {
     /// Where Multicall3 is.
     #[serde(default = "defaults::multicall3")]
     pub multicall3: Address,
+    /// Where Permit2 is.
+    #[serde(default = "defaults::permit2")]
+    pub permit2: Address,
+    /// The x402 proxies that settle with Permit2.
+    #[serde(default = "defaults::permit2_proxies")]
+    pub permit2_proxies: Vec<Address>,
     /// Whether Multicall3's block number is another chain's.
     #[serde(default)]
     pub foreign_block_number: bool,
@@ -258,6 +264,12 @@ mod defaults {
     }
     pub(super) fn multicall3() -> Address {
         MULTICALL3
+    }
+    pub(super) fn permit2() -> Address {
+        Permit2Settings::default().permit2
+    }
+    pub(super) fn permit2_proxies() -> Vec<Address> {
+        Permit2Settings::default().proxies
     }
 }
 
@@ -544,6 +556,10 @@ impl ChainSection {
                 format!("must be at most {BATCH_MAX}, which is what nodes take in a filter");
             return Err(bad(format!("{key}.batch_max"), problem));
         }
+        if self.permit2_proxies.is_empty() {
+            let problem = "must list at least one proxy; leave it out for the canonical ones";
+            return Err(bad(format!("{key}.permit2_proxies"), problem));
+        }
         for (name, span) in [
             ("head_age_max", self.head_age_max),
             ("head_lag_max", self.head_lag_max),
@@ -573,6 +589,10 @@ impl ChainSection {
                 read_safe: policy.paid_after == PaidAfter::Safe,
                 foreign_block_number: self.foreign_block_number,
                 multicall3: self.multicall3,
+                permit2: Permit2Settings {
+                    permit2: self.permit2,
+                    proxies: self.permit2_proxies.clone(),
+                },
                 request_timeout: self.request_timeout.0,
             },
             schedule: repeats.clone(),

@@ -186,9 +186,11 @@ fn pair(used: &TokenLog, transfer: &TokenLog) -> ConsumptionKind {
         (Ok(value), [_, from, to]) if *from == used.topics[1] => {
             ConsumptionKind::Transferred(SeenTransfer {
                 log_index: transfer.log_index,
+                token: transfer.token,
                 from: Address::from_word(*from),
                 to: Address::from_word(*to),
                 value: Amount::new(U256::from_be_bytes(value)),
+                at_most: None,
             })
         }
         _ => ConsumptionKind::WithoutTransfer,
@@ -223,6 +225,7 @@ mod tests {
     use alloy_primitives::{b256, hex};
 
     use super::*;
+    use crate::chain::read::Keeper;
 
     #[test]
     fn signatures_are_the_ones_tokens_use() {
@@ -238,8 +241,11 @@ mod tests {
     #[test]
     fn a_state_is_true_or_false_and_nothing_else() {
         let asked = Asked {
+            keeper: Keeper::Token,
             token: Address::ZERO,
             payer: Address::ZERO,
+            pay_to: Address::ZERO,
+            amount: Amount::ZERO,
             nonce: B256::ZERO,
             started_at: crate::domain::Timestamp::from_millis(0),
         };

@@ -11,6 +11,7 @@ mod error;
 mod heads;
 mod logs;
 mod multicall;
+mod permit2;
 mod read;
 mod transport;
 mod wide;
@@ -26,6 +27,7 @@ use crate::domain::{
     ReadFailure, ReadFailureKind, Reading, Timestamp,
 };
 use endpoint::Endpoint;
+pub use permit2::{PERMIT2, Permit2Settings, X402_EXACT_PROXY, X402_UPTO_PROXY};
 use read::Asked;
 use transport::ALLOWED_METHODS;
 
@@ -67,6 +69,8 @@ pub struct ChainSettings {
     pub foreign_block_number: bool,
     /// Where Multicall3 is, if anywhere.
     pub multicall3: Address,
+    /// Where Permit2 and the proxies are that settle with it.
+    pub permit2: Permit2Settings,
     /// No answer to one HTTP request for this long is a failure.
     pub request_timeout: Duration,
 }
@@ -159,8 +163,13 @@ impl Chain {
         &self.settings
     }
 
-    /// Reads about exactly these payments (all of this chain and of `method = eip3009`), in batches.
-    /// Answers in the same order. Never fails: what could not be read is a reading that says why.
+    /// Whether payments of this method can be read.
+    pub const fn can_read(method: Method) -> bool {
+        matches!(method, Method::Eip3009 | Method::Permit2)
+    }
+
+    /// Reads about exactly these payments (all of this chain and of a method that [`Self::can_read`]), in
+    /// batches. Answers in the same order. Never fails: what could not be read is a reading that says why.
     ///
     /// It takes at most `within`: each endpoint has its share, so that one that hangs neither keeps the
     /// next from being asked nor takes away what others have answered. `now` is the local time, used for
@@ -186,7 +195,7 @@ impl Chain {
         mut hear: impl FnMut(&[Evidence]),
     ) -> Vec<Evidence> {
         debug_assert!(payments.iter().all(|payment| {
-            payment.chain_id == self.settings.chain_id && payment.method == Method::Eip3009
+            payment.chain_id == self.settings.chain_id && Self::can_read(payment.method)
         }));
         let mut evidence = vec![Evidence::default(); payments.len()];
         if payments.is_empty() {

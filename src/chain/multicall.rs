@@ -189,7 +189,8 @@ impl Endpoint {
     }
 }
 
-fn parse_single(call: &StateCall, result: CallResult) -> Result<U256, ReadFailure> {
+/// What one call answered, outside Multicall3.
+pub(super) fn parse_single(call: &StateCall, result: CallResult) -> Result<U256, ReadFailure> {
     match result {
         Ok(result) => {
             let data: Bytes = decode(call.what, &result)?;

@@ -3,52 +3,91 @@
 //! State first, at a block pinned by hash; what consumed it only for what is used; then the proof that
 //! every block the evidence rests on is still canonical. A failed call fails only the payments it was
 //! about. How an authorization's state is read, and what proves its use, is its method's own business:
-//! [`super::eip3009`].
+//! [`super::eip3009`], [`super::permit2`].
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use alloy_primitives::{Address, B256};
+use alloy_primitives::{Address, B256, U256};
 
 use super::blocks::{Anchors, header_by_number, parse_header};
-use super::eip3009;
 use super::endpoint::Endpoint;
 use super::error::CallError;
 use super::heads::Heads;
 use super::logs::TokenLog;
 use super::multicall::StateCall;
-use super::{ChainSettings, Outcomes, same_for_all};
+use super::{ChainSettings, Outcomes, eip3009, permit2, same_for_all};
 use crate::domain::{
-    BlockRef, BlockTime, Consumption, ConsumptionKind, LogRef, NonceState, Observation, Payment,
-    ReadFailure, ReadFailureKind, Timestamp,
+    Amount, BlockRef, BlockTime, Consumption, ConsumptionKind, LogRef, Method, NonceState,
+    Observation, Payment, ReadFailure, ReadFailureKind, Timestamp,
 };
 
 /// What is asked about one payment.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked {
+    /// Who keeps the authorization's state.
+    pub(super) keeper: Keeper,
     /// The token contract.
     pub(super) token: Address,
     /// Who pays.
     pub(super) payer: Address,
+    /// Who is to be paid.
+    pub(super) pay_to: Address,
+    /// How much was asked for.
+    pub(super) amount: Amount,
     /// The authorization's nonce.
     pub(super) nonce: B256,
     /// Not used before this, by the gateway's clock.
     pub(super) started_at: Timestamp,
 }
 
+/// Who keeps the state of an authorization.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Keeper {
+    /// The token itself (EIP-3009).
+    Token,
+    /// Permit2, for all tokens of an owner.
+    Permit2,
+}
+
 impl From<&Payment> for Asked {
     fn from(payment: &Payment) -> Self {
         Self {
+            keeper: match payment.method {
+                Method::Permit2 => Keeper::Permit2,
+                // A Tempo payment is never asked about this way; if it were, no token would answer.
+                Method::Eip3009 | Method::Tempo => Keeper::Token,
+            },
             token: payment.token,
             payer: payment.payer,
+            pay_to: payment.pay_to,
+            amount: payment.amount,
             nonce: payment.nonce,
             started_at: payment.started_at().min(payment.created_at),
         }
     }
 }
 
+impl Asked {
+    fn state_call(&self, settings: &ChainSettings) -> StateCall {
+        match self.keeper {
+            Keeper::Token => eip3009::state_call(self),
+            Keeper::Permit2 => permit2::state_call(settings, self),
+        }
+    }
+
+    /// Whether the authorization is used, by the word its keeper answered with.
+    fn is_used(&self, word: U256) -> Result<bool, ReadFailure> {
+        match self.keeper {
+            Keeper::Token => eip3009::is_used(self, word),
+            Keeper::Permit2 => Ok(permit2::is_used(self, word)),
+        }
+    }
+}
+
 /// What a search for one payment's consumption came to.
 #[derive(Debug, Clone, Copy)]
+#[allow(clippy::large_enum_variant, reason = "one per used payment of a batch")]
 pub(super) enum Finding {
     /// The log that stands here consumed it, and means this; its block is yet to be shown canonical.
     Consumed(FoundAt, ConsumptionKind),
@@ -143,7 +182,7 @@ impl Endpoint {
         let of_each: Vec<usize> = asked
             .iter()
             .map(|asked| {
-                let call = eip3009::state_call(asked);
+                let call = asked.state_call(settings);
                 *places.entry(call).or_insert_with_key(|call| {
                     calls.push(call.clone());
                     calls.len() - 1
@@ -151,8 +190,7 @@ impl Endpoint {
             })
             .collect();
         let words = self.words(settings, &calls, head).await;
-        let state =
-            |(asked, place): (&Asked, usize)| eip3009::is_used(asked, words[place].clone()?);
+        let state = |(asked, place): (&Asked, usize)| asked.is_used(words[place].clone()?);
         asked.iter().zip(of_each).map(state).collect()
     }
 
@@ -180,7 +218,11 @@ impl Endpoint {
             let found = match self.search_start(settings, asked, &group, heads).await {
                 Err(failure) => group.iter().map(|index| (*index, Err(failure.clone()))).collect(),
                 Ok(first) => {
-                    self.find_eip3009(settings, asked, &group, (first, heads.head.number)).await
+                    let range = (first, heads.head.number);
+                    match asked[group[0]].keeper {
+                        Keeper::Token => self.find_eip3009(settings, asked, &group, range).await,
+                        Keeper::Permit2 => self.find_permit2(settings, asked, &group, range).await,
+                    }
                 }
             };
             silent = found.values().find_map(|outcome| match outcome {
@@ -276,18 +318,22 @@ fn canonical_block(
     }
 }
 
-/// Payments whose logs are searched together: at most `count_max`, and none that started more than
-/// `gap_max` after the one before it, so that an old payment does not widen everybody's range.
+/// Payments whose logs are searched together: of one keeper, at most `count_max`, and none that started
+/// more than `gap_max` after the one before it, so that an old payment does not widen everybody's range.
+/// None is empty.
 fn groups(
     asked: &[Asked],
     mut used: Vec<usize>,
     gap_max: Duration,
     count_max: usize,
 ) -> Vec<Vec<usize>> {
-    used.sort_by_key(|index| asked[*index].started_at);
-    used.chunk_by(|one, next| asked[*next].started_at.since(asked[*one].started_at) <= gap_max)
-        .flat_map(|near| near.chunks(count_max).map(<[usize]>::to_vec))
-        .collect()
+    used.sort_by_key(|index| (asked[*index].keeper, asked[*index].started_at));
+    used.chunk_by(|one, next| {
+        let (one, next) = (&asked[*one], &asked[*next]);
+        one.keeper == next.keeper && next.started_at.since(one.started_at) <= gap_max
+    })
+    .flat_map(|near| near.chunks(count_max).map(<[usize]>::to_vec))
+    .collect()
 }
 
 #[cfg(test)]
@@ -296,17 +342,24 @@ mod tests {
 
     #[test]
     fn an_old_payment_is_searched_apart() {
-        let at = |secs: i64| Asked {
+        let at = |keeper: Keeper, secs: i64| Asked {
+            keeper,
             token: Address::ZERO,
             payer: Address::ZERO,
+            pay_to: Address::ZERO,
+            amount: Amount::ZERO,
             nonce: B256::ZERO,
             started_at: Timestamp::from_millis(secs * 1_000),
         };
         let times = [1_000, 5, 1_030, 1_060, 1_061];
-        let asked = times.map(at);
+        let mut asked = times.map(|secs| at(Keeper::Token, secs)).to_vec();
         let gap = Duration::from_secs(30);
         let grouped = groups(&asked, vec![0, 1, 2, 3, 4], gap, 3);
         assert_eq!(grouped, [vec![1], vec![0, 2, 3], vec![4]]);
         assert_eq!(groups(&asked, vec![4, 2], gap, 3), [vec![2], vec![4]]);
+        // Another keeper's uses are other logs.
+        asked.push(at(Keeper::Permit2, 1_031));
+        let grouped = groups(&asked, vec![0, 2, 5], gap, 3);
+        assert_eq!(grouped, [vec![0, 2], vec![5]]);
     }
 }

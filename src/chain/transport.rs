@@ -24,8 +24,14 @@ use crate::domain::{ChainId, EndpointName};
 use crate::errors::error_chain;
 
 /// Every method the daemon can send: all of them read, none of them writes (I1).
-pub(super) const ALLOWED_METHODS: [&str; 4] =
-    ["eth_chainId", "eth_getBlockByNumber", "eth_call", "eth_getLogs"];
+pub(super) const ALLOWED_METHODS: [&str; 6] = [
+    "eth_chainId",
+    "eth_getBlockByNumber",
+    "eth_call",
+    "eth_getLogs",
+    "eth_getTransactionByHash",
+    "eth_getTransactionReceipt",
+];
 
 /// The most calls in one HTTP request; more are split.
 pub(super) const BATCH_CALLS_MAX: usize = 100;

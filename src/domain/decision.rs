@@ -384,8 +384,8 @@ impl Decision<'_> {
         let moved = consumption.and_then(|c| Transfer::consumed(payment, c));
         // Was the verdict about the row as it is now?
         let is_stale = match reason {
-            Unsettleable::UsedElsewhere => moved.is_some_and(|t| t.pays(payment)),
-            Unsettleable::Expired => payment.valid_before > as_of.time,
+            Unsettleable::UsedElsewhere => consumption.is_some_and(|c| c.pays(payment)),
+            Unsettleable::Expired => payment.over_from() > as_of.time,
             Unsettleable::Canceled | Unsettleable::NonceConsumed => false,
         };
         if is_stale {

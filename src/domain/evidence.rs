@@ -7,7 +7,7 @@ use alloy_primitives::{Address, B256};
 use serde::{Deserialize, Serialize};
 
 use super::order::column_code;
-use super::{Amount, BlockTime};
+use super::{Amount, BlockTime, Method, Payment};
 
 /// The configured name of an endpoint. Never its URL, which may hold a secret.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -59,30 +59,56 @@ pub struct LogRef {
 pub struct SeenTransfer {
     /// The index within the block.
     pub log_index: u64,
+    /// The token.
+    pub token: Address,
     /// Who paid.
     pub from: Address,
     /// Who was paid.
     pub to: Address,
     /// How much moved.
     pub value: Amount,
+    /// The most that was signed for, where whoever settles chooses the amount (Permit2's `upto`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at_most: Option<Amount>,
 }
 
 /// What consumed an authorization.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Consumption {
-    /// The `AuthorizationUsed` or `AuthorizationCanceled` log.
+    /// The log that shows it: `AuthorizationUsed` or `AuthorizationCanceled` (EIP-3009); the `Transfer`
+    /// itself or `UnorderedNonceInvalidation` (Permit2, which logs no use).
     pub log: LogRef,
     /// What it meant.
     pub kind: ConsumptionKind,
+}
+
+impl Consumption {
+    /// Whether this is what `payment` asked for: from its payer, to its `pay_to`, in its token, and the
+    /// amount. Where the settler chose the amount, the payer must have signed for the payment's amount as
+    /// the most, and something must have moved: the proxy itself refuses to move nothing.
+    pub fn pays(&self, payment: &Payment) -> bool {
+        let ConsumptionKind::Transferred(seen) = self.kind else { return false };
+        (seen.token, seen.from, seen.to) == (payment.token, payment.payer, payment.pay_to)
+            && match seen.at_most {
+                None => seen.value == payment.amount,
+                Some(most) => {
+                    payment.method == Method::Permit2
+                        && most == payment.amount
+                        && seen.value > Amount::ZERO
+                        && seen.value <= most
+                }
+            }
+    }
 }
 
 /// What the log that consumed an authorization meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ConsumptionKind {
-    /// `AuthorizationCanceled`.
+    /// The payer took it back: `AuthorizationCanceled`, or an invalidated nonce (Permit2).
     Canceled,
-    /// `AuthorizationUsed`, and this transfer directly behind it in the same transaction.
+    /// It moved this money: the transfer directly behind an `AuthorizationUsed`, or one that a proxy of
+    /// Permit2 made with this nonce.
     Transferred(SeenTransfer),
     /// `AuthorizationUsed`, and no transfer directly behind it: not a token that follows EIP-3009.
     WithoutTransfer,
@@ -91,17 +117,18 @@ pub enum ConsumptionKind {
 /// What an endpoint said about one authorization.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[allow(clippy::large_enum_variant, reason = "one per payment and endpoint of a batch")]
 pub enum NonceState {
-    /// `authorizationState` is false at the head.
+    /// Neither used nor canceled at the head.
     Unused,
-    /// `authorizationState` is true, and no log in the range says why.
+    /// Used or canceled, and nothing in the range shows how.
     UsedWithoutLog {
         /// First block searched.
         from_block: u64,
         /// Last block searched.
         to_block: u64,
     },
-    /// `authorizationState` is true, and this is why.
+    /// Used or canceled, and this is how.
     Used(Consumption),
 }
 
@@ -132,7 +159,7 @@ column_code! {
         BadAnswer = "bad_answer",
         /// The endpoint serves another chain.
         WrongChain = "wrong_chain",
-        /// There is no code at the token's address.
+        /// There is no code at the token's address, or at Permit2's.
         NoCode = "no_code",
         /// The endpoint's head does not move.
         StaleHead = "stale_head",

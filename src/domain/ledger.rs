@@ -143,7 +143,9 @@ impl Ledger {
     /// had it before a reorg moved it, else one the gateway settled, else the one created first of those
     /// that have not failed.
     ///
-    /// A log is known by its block too: in another block the same transaction has other log indices.
+    /// A log is known by its block too: in another block the same transaction has other log indices. Who
+    /// asked for another amount than `payment` asked for something else than was signed, even where less
+    /// may move.
     fn transfer_owner<'a>(
         &'a self,
         payment: &Payment,
@@ -157,7 +159,8 @@ impl Ledger {
         let has_record = |p: &Payment| self.transfers.iter().any(|t| t.payment_id == p.id);
         self.payments
             .values()
-            .filter(|p| p.same_authorization(payment) && transfer.pays(p))
+            .filter(|p| p.same_authorization(payment) && p.amount == payment.amount)
+            .filter(|p| transfer.pays(p))
             .min_by_key(|p| {
                 let preferred = (has_record(p), p.status == PaymentStatus::Settled);
                 let failed = p.status == PaymentStatus::Failed;

@@ -57,7 +57,8 @@ impl PaymentStatus {
     }
 }
 
-/// One signed attempt to pay one order. On chain it is (chain, token, payer, nonce).
+/// One signed attempt to pay one order. On chain it is (chain, token, payer, nonce), and with Permit2
+/// (chain, payer, nonce): one nonce of an owner serves for one transfer of whatever token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Payment {
     /// The gateway's id.
@@ -78,11 +79,12 @@ pub struct Payment {
     pub pay_to: Address,
     /// How much was asked for.
     pub amount: Amount,
-    /// The authorization's nonce.
+    /// The authorization's nonce; Permit2's number as 32 bytes.
     pub nonce: B256,
-    /// The authorization holds strictly after this block time (EIP-3009).
+    /// The authorization holds strictly after this block time (EIP-3009), or from it on (Permit2).
     pub valid_after: BlockTime,
-    /// The authorization holds strictly before this block time (EIP-3009); saturated when larger.
+    /// The authorization holds strictly before this block time (EIP-3009), or up to it (Permit2's
+    /// deadline); saturated when larger.
     pub valid_before: BlockTime,
     /// The transaction the gateway knows of: a hint, never evidence.
     pub tx_hash: Option<B256>,
@@ -102,8 +104,23 @@ impl Payment {
 
     /// Whether both claim one on-chain authorization.
     pub fn same_authorization(&self, other: &Self) -> bool {
-        (self.chain_id, self.token, self.payer, self.nonce)
-            == (other.chain_id, other.token, other.payer, other.nonce)
+        self.authorization() == other.authorization()
+    }
+
+    /// What the chain accepts once. Permit2's nonces are another book than any token's, and one for all
+    /// tokens.
+    fn authorization(&self) -> (bool, ChainId, Option<Address>, Address, B256) {
+        let by_permit2 = self.method == Method::Permit2;
+        let token = (!by_permit2).then_some(self.token);
+        (by_permit2, self.chain_id, token, self.payer, self.nonce)
+    }
+
+    /// The first block time that is too late for the authorization.
+    pub fn over_from(&self) -> BlockTime {
+        match self.method {
+            Method::Permit2 => BlockTime::from_secs(self.valid_before.as_secs().saturating_add(1)),
+            Method::Eip3009 | Method::Tempo => self.valid_before,
+        }
     }
 }
 
@@ -210,6 +227,8 @@ impl RawPayment {
     pub fn parse(&self) -> Result<Payment, MalformedPayment> {
         const ADDRESS: &str = "0x and 40 hexadecimal digits";
         const HASH: &str = "0x and 64 hexadecimal digits (32 bytes)";
+        const NONCE: &str =
+            "0x and 64 hexadecimal digits (32 bytes; Permit2's number in hexadecimal, padded)";
         const SECONDS: &str = "Unix seconds in decimal";
         const TIME: &str = "a time (on SQLite: Unix milliseconds)";
         let c = Columns { id: &self.id };
@@ -244,7 +263,8 @@ impl RawPayment {
                 "a whole number of base units in decimal",
                 |t| t.parse().ok(),
             )?,
-            nonce: c.required("nonce", text(&self.nonce), HASH, hex::<B256>)?,
+            // One spelling only, Permit2's numbers too: rows that claim one nonce are found by it.
+            nonce: c.required("nonce", text(&self.nonce), NONCE, hex::<B256>)?,
             valid_after: c
                 .optional("valid_after", text(&self.valid_after), SECONDS, bound)?
                 .unwrap_or(BlockTime::from_secs(0)),

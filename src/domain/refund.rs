@@ -4,7 +4,7 @@ use alloy_primitives::{B256, keccak256};
 use serde::{Deserialize, Serialize};
 
 use super::order::column_code;
-use super::{OrderId, Payment, PaymentId, Rail, Timestamp, Transfer};
+use super::{Method, OrderId, Payment, PaymentId, Rail, Timestamp, Transfer};
 
 column_code! {
     /// Why money must go back.
@@ -58,10 +58,16 @@ pub struct RefundOwed {
 /// The single-use nonce with which `payment` is refunded: a function of the payment's on-chain identity
 /// alone, so that every attempt to pay one refund carries the same one and at most one can land.
 ///
-/// keccak256 of `"reconciled/refund/v1"`, then chain id (8 bytes, big-endian), token, payer, nonce.
+/// keccak256 of a tag, then chain id (8 bytes, big-endian), token, payer, nonce. The tag is
+/// `"reconciled/refund/v1"`; for Permit2, whose nonces are another book than the token's and can be equal,
+/// `"reconciled/refund/v1/permit2"`.
 pub fn refund_nonce(payment: &Payment) -> B256 {
-    let mut bytes = Vec::with_capacity(20 + 8 + 20 + 20 + 32);
-    bytes.extend_from_slice(b"reconciled/refund/v1");
+    let tag: &[u8] = match payment.method {
+        Method::Permit2 => b"reconciled/refund/v1/permit2",
+        Method::Eip3009 | Method::Tempo => b"reconciled/refund/v1",
+    };
+    let mut bytes = Vec::with_capacity(tag.len() + 8 + 20 + 20 + 32);
+    bytes.extend_from_slice(tag);
     bytes.extend_from_slice(&payment.chain_id.get().to_be_bytes());
     bytes.extend_from_slice(payment.token.as_slice());
     bytes.extend_from_slice(payment.payer.as_slice());

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use super::agreement::{Seen, agreed_block, any_contradiction, count_endpoints, observed};
 use super::order::column_code;
 use super::{
-    Amount, BlockRef, ChainId, Consumption, ConsumptionKind, Evidence, NonceState, Observation,
-    PaidAfter, Payment, Policy, ReadFailureKind, Timestamp,
+    Amount, BlockRef, ChainId, Consumption, ConsumptionKind, Evidence, Method, NonceState,
+    Observation, PaidAfter, Payment, Policy, ReadFailureKind, Timestamp,
 };
 
 /// What the evidence proves about one payment.
@@ -78,7 +78,7 @@ impl Transfer {
         let ConsumptionKind::Transferred(seen) = consumption.kind else { return None };
         Some(Self {
             chain_id: payment.chain_id,
-            token: payment.token,
+            token: seen.token,
             from: seen.from,
             to: seen.to,
             value: seen.value,
@@ -88,10 +88,16 @@ impl Transfer {
         })
     }
 
-    /// Whether this is the transfer `payment` asked for.
+    /// Whether this can be the transfer `payment` asked for. With Permit2 less may move than was asked
+    /// for (`upto`): whether that was right is [`Consumption::pays`]'s business, which knows what was
+    /// signed.
     pub fn pays(&self, payment: &Payment) -> bool {
-        (self.chain_id, self.token, self.from, self.to, self.value)
-            == (payment.chain_id, payment.token, payment.payer, payment.pay_to, payment.amount)
+        (self.chain_id, self.token, self.from, self.to)
+            == (payment.chain_id, payment.token, payment.payer, payment.pay_to)
+            && match payment.method {
+                Method::Permit2 => self.value > Amount::ZERO && self.value <= payment.amount,
+                Method::Eip3009 | Method::Tempo => self.value == payment.amount,
+            }
     }
 }
 
@@ -226,7 +232,7 @@ fn is_deep_enough(transfer: &Transfer, seen: &Observation, paid_after: PaidAfter
     }
 }
 
-/// What `evidence` proves about `payment` (`method = eip3009`; the table of DESIGN section 6).
+/// What `evidence` proves about `payment` (`method = eip3009` or `permit2`; the table of DESIGN section 6).
 ///
 /// A positive needs `positive_quorum` endpoints that show the matched transfer at the `paid_after`
 /// depth. A negative is given only about finalized facts, when `quorum` endpoints agree about one and the
@@ -250,12 +256,11 @@ fn judge_positive(payment: &Payment, observed: &[Seen<'_>], policy: &Policy) -> 
     let matched: Vec<(Seen<'_>, Transfer)> = observed
         .iter()
         .filter_map(|seen| match &seen.at.nonce {
-            NonceState::Used(consumption) => {
+            NonceState::Used(consumption) if consumption.pays(payment) => {
                 Some((*seen, Transfer::consumed(payment, consumption)?))
             }
             _ => None,
         })
-        .filter(|(_, transfer)| transfer.pays(payment))
         .collect();
     let has_quorum = |transfer: &Transfer, holds: &dyn Fn(&Observation) -> bool| {
         let shows = matched.iter().filter(|(seen, t)| t.is_same_log(transfer) && holds(seen.at));
@@ -323,7 +328,7 @@ fn judge_negative(payment: &Payment, observed: &[Seen<'_>], policy: &Policy) -> 
     }
     // Unused at every head. The head descends from the finalized block, so it was unused there too; and
     // once a finalized block is past the window, no later block can use it.
-    let expired = observed.iter().copied().filter(|s| s.at.finalized.time >= payment.valid_before);
+    let expired = observed.iter().copied().filter(|s| s.at.finalized.time >= payment.over_from());
     match agreed_block(expired, quorum) {
         Some((as_of, agreeing)) if agreeing >= quorum => {
             return Verdict::Unsettleable {

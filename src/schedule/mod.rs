@@ -237,7 +237,7 @@ pub fn due_times(
     now: Timestamp,
 ) -> DueTimes {
     let negative_provable =
-        Timestamp::from(payment.valid_before).saturating_add(timing.finality_margin);
+        Timestamp::from(payment.over_from()).saturating_add(timing.finality_margin);
     let deadline = policy.deadline(payment).saturating_add(timing.deadline_margin);
     let mandatory = [negative_provable, deadline].into_iter().filter(|at| *at > now).min();
     let repeat = schedule

@@ -1,4 +1,4 @@
-//! The parts of EIP-3009, ERC-20 and Multicall3 that the simulated chain answers for.
+//! The parts of EIP-3009, ERC-20, Multicall3, Permit2 and the x402 proxies that the simulated chain answers for.
 //!
 //! Written down here a second time on purpose: a mistake in the reader's own definitions shows against
 //! these.
@@ -29,4 +29,35 @@ sol! {
     function getBlockNumber() external view returns (uint256 blockNumber);
     function getCurrentBlockTimestamp() external view returns (uint256 timestamp);
     function getChainId() external view returns (uint256 chainid);
+
+    event UnorderedNonceInvalidation(address indexed owner, uint256 word, uint256 mask);
+    event Settled();
+
+    function nonceBitmap(address owner, uint256 wordPos) external view returns (uint256 bitmap);
+    function invalidateUnorderedNonces(uint256 wordPos, uint256 mask) external;
+}
+
+/// The proxy that moves what was signed for.
+pub mod exact {
+    alloy_sol_types::sol! {
+        struct TokenPermissions { address token; uint256 amount; }
+        struct PermitTransferFrom { TokenPermissions permitted; uint256 nonce; uint256 deadline; }
+        struct Witness { address to; uint256 validAfter; }
+        function settle(
+            PermitTransferFrom permit, address owner, Witness witness, bytes signature
+        ) external;
+    }
+}
+
+/// The proxy that moves at most what was signed for.
+pub mod upto {
+    alloy_sol_types::sol! {
+        struct TokenPermissions { address token; uint256 amount; }
+        struct PermitTransferFrom { TokenPermissions permitted; uint256 nonce; uint256 deadline; }
+        struct Witness { address to; address facilitator; uint256 validAfter; }
+        function settle(
+            PermitTransferFrom permit, uint256 amount, address owner, Witness witness,
+            bytes signature
+        ) external;
+    }
 }

@@ -1,4 +1,4 @@
-//! The simulated chain's state: blocks by virtual time, one EIP-3009 token, and reorgs.
+//! The simulated chain's state: blocks by virtual time, one EIP-3009 token, Permit2, and reorgs.
 //!
 //! A block without transactions takes no memory: its number, hash and time follow from arithmetic, so two
 //! days of 2 s blocks cost nothing. What a reorg removes is kept under its old branch, because an endpoint
@@ -9,11 +9,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use alloy_primitives::{Address, B256, Bloom, U256, address, keccak256};
-use alloy_sol_types::SolEvent;
+use alloy_primitives::{Address, B256, Bloom, Bytes, U256, address, keccak256};
+use alloy_sol_types::{SolEvent, SolValue};
 
 use super::abi;
-use crate::chain::MULTICALL3;
+use crate::chain::{MULTICALL3, PERMIT2};
 use crate::domain::{Amount, BlockRef, BlockTime, ChainId, Timestamp};
 
 /// Who sends every transaction: the facilitator. The daemon never looks at it.
@@ -76,13 +76,21 @@ pub struct Included {
 /// What the chain refuses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SimError {
-    /// The token accepts a (payer, nonce) once.
+    /// The token accepts a (payer, nonce) once, and so does Permit2.
     #[error("authorization {nonce} of {payer} is used or canceled on this branch")]
     NonceUsed {
         /// Who signed.
         payer: Address,
         /// The authorization's nonce.
         nonce: B256,
+    },
+    /// Permit2 refuses a permit after its deadline.
+    #[error("the block's time {time} is after the permit's deadline {deadline}")]
+    PermitExpired {
+        /// The last second it is taken at.
+        deadline: BlockTime,
+        /// The block's time.
+        time: BlockTime,
     },
     /// Finalized blocks stay.
     #[error(
@@ -98,18 +106,31 @@ pub enum SimError {
     },
 }
 
-/// An event of the token.
+/// An event of the token, of Permit2 or of one of its proxies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TokenEvent {
+pub enum ChainEvent {
     /// `AuthorizationUsed`.
     Used(Address, B256),
     /// `AuthorizationCanceled`.
     Canceled(Address, B256),
     /// `Transfer`.
     Transfer(Address, Address, Amount),
+    /// `UnorderedNonceInvalidation` of Permit2: owner, word, mask.
+    Invalidated(Address, U256, U256),
+    /// `Settled` of this proxy.
+    ProxySettled(Address),
 }
 
-impl TokenEvent {
+impl ChainEvent {
+    /// Who emits it, where `token` is the token.
+    pub fn emitter(&self, token: Address) -> Address {
+        match *self {
+            Self::Used(..) | Self::Canceled(..) | Self::Transfer(..) => token,
+            Self::Invalidated(..) => PERMIT2,
+            Self::ProxySettled(proxy) => proxy,
+        }
+    }
+
     /// The log's topics, the signature first.
     pub fn topics(&self) -> Vec<B256> {
         match *self {
@@ -122,14 +143,19 @@ impl TokenEvent {
             Self::Transfer(from, to, _) => {
                 vec![abi::Transfer::SIGNATURE_HASH, from.into_word(), to.into_word()]
             }
+            Self::Invalidated(owner, ..) => {
+                vec![abi::UnorderedNonceInvalidation::SIGNATURE_HASH, owner.into_word()]
+            }
+            Self::ProxySettled(_) => vec![abi::Settled::SIGNATURE_HASH],
         }
     }
 
     /// The log's data.
     pub fn data(&self) -> Vec<u8> {
         match self {
-            Self::Used(..) | Self::Canceled(..) => Vec::new(),
+            Self::Used(..) | Self::Canceled(..) | Self::ProxySettled(_) => Vec::new(),
             Self::Transfer(_, _, value) => value.get().to_be_bytes::<32>().to_vec(),
+            Self::Invalidated(_, word, mask) => (*word, *mask).abi_encode(),
         }
     }
 }
@@ -141,10 +167,31 @@ pub struct Transaction {
     pub hash: B256,
     /// The contract called.
     pub to: Address,
+    /// Its calldata, where a reader looks at it.
+    pub input: Bytes,
     /// Whether it succeeded.
     pub succeeded: bool,
     /// What it emitted, in order.
-    pub events: Vec<TokenEvent>,
+    pub events: Vec<ChainEvent>,
+    /// The nonces of Permit2 that it set: owner, nonce. No event tells of them.
+    permits: Vec<(Address, B256)>,
+}
+
+impl Transaction {
+    /// What it used up.
+    fn spent(&self) -> impl Iterator<Item = Spent> {
+        let permits = self.permits.iter().map(|(owner, nonce)| Spent::Permit(*owner, *nonce));
+        self.events.iter().filter_map(spent_by).chain(permits)
+    }
+}
+
+/// What can be used once, and its book.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Spent {
+    /// An authorization of the token: payer, nonce.
+    Authorization(Address, B256),
+    /// A nonce of Permit2: owner, nonce.
+    Permit(Address, B256),
 }
 
 /// What a block that is not empty holds.
@@ -157,7 +204,7 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// The bloom filter of the logs, which all are `token`'s; worked out when a reader first sees it.
+    /// The bloom filter of the logs; worked out when a reader first sees it.
     pub fn bloom(&self, token: Address) -> Bloom {
         *self.bloom.get_or_init(|| bloom_of(token, &self.transactions))
     }
@@ -167,7 +214,7 @@ impl Contents {
 pub fn bloom_of(token: Address, transactions: &[Transaction]) -> Bloom {
     let mut bloom = Bloom::ZERO;
     for event in transactions.iter().flat_map(|transaction| &transaction.events) {
-        bloom.accrue_raw_log(token, &event.topics());
+        bloom.accrue_raw_log(event.emitter(token), &event.topics());
     }
     bloom
 }
@@ -213,10 +260,10 @@ pub struct ChainState {
     transactions_made: u64,
     blocks: BTreeMap<u64, Vec<Contents>>,
     transactions: HashMap<B256, Place>,
-    nonces: HashMap<(Address, B256), Vec<(u64, u32)>>,
+    spent: HashMap<Spent, Vec<(u64, u32)>>,
     /// Transactions of blocks that do not exist yet.
     scheduled: BTreeMap<u64, Vec<Transaction>>,
-    scheduled_nonces: HashSet<(Address, B256)>,
+    scheduled_spent: HashSet<Spent>,
 }
 
 impl ChainState {
@@ -236,9 +283,9 @@ impl ChainState {
             transactions_made: 0,
             blocks: BTreeMap::new(),
             transactions: HashMap::new(),
-            nonces: HashMap::new(),
+            spent: HashMap::new(),
             scheduled: BTreeMap::new(),
-            scheduled_nonces: HashSet::new(),
+            scheduled_spent: HashSet::new(),
         }
     }
 
@@ -265,11 +312,9 @@ impl ChainState {
         let branch = self.view.branch_at(number);
         for (index, transaction) in transactions.iter().enumerate() {
             self.transactions.insert(transaction.hash, Place { number, branch, index });
-            for event in &transaction.events {
-                if let Some(key) = consumed(event) {
-                    self.scheduled_nonces.remove(&key);
-                    self.nonces.entry(key).or_default().push((number, branch));
-                }
+            for key in transaction.spent() {
+                self.scheduled_spent.remove(&key);
+                self.spent.entry(key).or_default().push((number, branch));
             }
         }
         self.blocks.entry(number).or_default().push(Contents {
@@ -301,7 +346,7 @@ impl ChainState {
         payer: Address,
         nonce: B256,
     ) -> Result<Included, SimError> {
-        self.include(at, self.settings.token, true, vec![TokenEvent::Canceled(payer, nonce)])
+        self.include(at, self.settings.token, true, vec![ChainEvent::Canceled(payer, nonce)])
     }
 
     /// A transaction that is mined and fails; it changes nothing.
@@ -317,7 +362,7 @@ impl ChainState {
         to: Address,
         value: Amount,
     ) -> Result<Included, SimError> {
-        self.include(at, self.settings.token, true, vec![TokenEvent::Transfer(from, to, value)])
+        self.include(at, self.settings.token, true, vec![ChainEvent::Transfer(from, to, value)])
     }
 
     fn include(
@@ -325,30 +370,62 @@ impl ChainState {
         at: Timestamp,
         to: Address,
         succeeded: bool,
-        events: Vec<TokenEvent>,
+        events: Vec<ChainEvent>,
+    ) -> Result<Included, SimError> {
+        let (input, permits) = (Bytes::new(), Vec::new());
+        self.schedule(at, Transaction { hash: B256::ZERO, to, input, succeeded, events, permits })
+    }
+
+    /// A transaction that succeeds, with calldata that readers look at and nonces of Permit2 it sets.
+    pub(super) fn include_call(
+        &mut self,
+        at: Timestamp,
+        to: Address,
+        input: Bytes,
+        events: Vec<ChainEvent>,
+        permits: Vec<(Address, B256)>,
+    ) -> Result<Included, SimError> {
+        let hash = B256::ZERO;
+        self.schedule(at, Transaction { hash, to, input, succeeded: true, events, permits })
+    }
+
+    fn schedule(
+        &mut self,
+        at: Timestamp,
+        mut transaction: Transaction,
     ) -> Result<Included, SimError> {
         let mut fresh = HashSet::new();
-        for (payer, nonce) in events.iter().filter_map(consumed) {
-            if !fresh.insert((payer, nonce)) || self.nonce_taken(payer, nonce) {
+        for spent in transaction.spent() {
+            if !fresh.insert(spent) || self.is_taken(spent) {
+                let (Spent::Authorization(payer, nonce) | Spent::Permit(payer, nonce)) = spent;
                 return Err(SimError::NonceUsed { payer, nonce });
             }
         }
-        self.scheduled_nonces.extend(fresh);
+        self.scheduled_spent.extend(fresh);
+        let (number, time) = self.next_block_at(at);
+        self.transactions_made += 1;
+        transaction.hash = transaction_hash(self.settings.chain_id, self.transactions_made);
+        let tx_hash = transaction.hash;
+        self.scheduled.entry(number).or_default().push(transaction);
+        Ok(Included { number, time, tx_hash })
+    }
 
+    /// The first block at or after `at` that does not exist yet: its number and time.
+    pub(super) fn next_block_at(&self, at: Timestamp) -> (u64, BlockTime) {
         let at_ms = millis(at.since(self.settings.genesis));
         let before = self.newest_at(at);
         let first_from = if self.block_ms(before) < at_ms { before + 1 } else { before };
         let number = first_from.max(self.head(&self.view) + 1);
-        self.transactions_made += 1;
-        let hash = transaction_hash(self.settings.chain_id, self.transactions_made);
-        let transaction = Transaction { hash, to, succeeded, events };
-        self.scheduled.entry(number).or_default().push(transaction);
-        Ok(Included { number, time: self.time_of(number), tx_hash: hash })
+        (number, self.time_of(number))
     }
 
-    fn nonce_taken(&self, payer: Address, nonce: B256) -> bool {
-        self.scheduled_nonces.contains(&(payer, nonce))
-            || self.nonce_used(&self.view, payer, nonce, u64::MAX)
+    fn is_taken(&self, spent: Spent) -> bool {
+        self.scheduled_spent.contains(&spent) || self.is_spent(&self.view, spent, u64::MAX)
+    }
+
+    /// Whether a nonce of Permit2 is set, or will be.
+    pub(super) fn permit_taken(&self, owner: Address, nonce: B256) -> bool {
+        self.is_taken(Spent::Permit(owner, nonce))
     }
 
     /// Replaces the newest `depth` blocks by empty ones: what they held is gone, and its nonces are unused
@@ -452,7 +529,7 @@ impl ChainState {
             .flat_map(|(_, contents)| &contents.transactions)
             .flat_map(|transaction| &transaction.events)
             .filter_map(|event| match event {
-                TokenEvent::Transfer(_, receiver, value) if *receiver == to => Some(*value),
+                ChainEvent::Transfer(_, receiver, value) if *receiver == to => Some(*value),
                 _ => None,
             })
             .fold(Amount::ZERO, Amount::saturating_add)
@@ -468,8 +545,17 @@ impl ChainState {
 
     /// `authorizationState` as of block `number`: whether the nonce is used or canceled.
     pub fn nonce_used(&self, view: &View, payer: Address, nonce: B256, number: u64) -> bool {
+        self.is_spent(view, Spent::Authorization(payer, nonce), number)
+    }
+
+    /// Whether a nonce of Permit2 is set as of block `number`.
+    pub fn permit_used(&self, view: &View, owner: Address, nonce: B256, number: u64) -> bool {
+        self.is_spent(view, Spent::Permit(owner, nonce), number)
+    }
+
+    fn is_spent(&self, view: &View, spent: Spent, number: u64) -> bool {
         let last = number.min(self.head(view));
-        self.nonces.get(&(payer, nonce)).is_some_and(|uses| {
+        self.spent.get(&spent).is_some_and(|uses| {
             uses.iter().any(|(at, branch)| *at <= last && view.branch_at(*at) == *branch)
         })
     }
@@ -528,16 +614,20 @@ impl View {
     }
 }
 
-fn authorized_events(transfer: &Authorized) -> Vec<TokenEvent> {
+fn authorized_events(transfer: &Authorized) -> Vec<ChainEvent> {
     let Authorized { payer, to, value, nonce } = *transfer;
-    vec![TokenEvent::Used(payer, nonce), TokenEvent::Transfer(payer, to, value)]
+    vec![ChainEvent::Used(payer, nonce), ChainEvent::Transfer(payer, to, value)]
 }
 
-/// The authorization an event consumes.
-fn consumed(event: &TokenEvent) -> Option<(Address, B256)> {
+/// The authorization an event tells of.
+fn spent_by(event: &ChainEvent) -> Option<Spent> {
     match *event {
-        TokenEvent::Used(payer, nonce) | TokenEvent::Canceled(payer, nonce) => Some((payer, nonce)),
-        TokenEvent::Transfer(..) => None,
+        ChainEvent::Used(payer, nonce) | ChainEvent::Canceled(payer, nonce) => {
+            Some(Spent::Authorization(payer, nonce))
+        }
+        ChainEvent::Transfer(..) | ChainEvent::Invalidated(..) | ChainEvent::ProxySettled(_) => {
+            None
+        }
     }
 }
 

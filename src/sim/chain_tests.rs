@@ -117,8 +117,8 @@ fn a_transfer_is_in_the_block_at_its_time_and_used_from_there_on() {
     assert_eq!(
         chain.contents(chain.view(), 6).unwrap().transactions[0].events,
         [
-            TokenEvent::Used(payer(1), nonce(1)),
-            TokenEvent::Transfer(payer(1), MERCHANT, payment(1).value)
+            ChainEvent::Used(payer(1), nonce(1)),
+            ChainEvent::Transfer(payer(1), MERCHANT, payment(1).value)
         ]
     );
 }

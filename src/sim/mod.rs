@@ -1,7 +1,7 @@
 //! A simulated chain that speaks real JSON-RPC over HTTP, and the format of case files.
 //!
 //! Used by `demo`, `drill`, benches and tests only: the daemon never depends on it. The chain lives in
-//! virtual time and holds one EIP-3009 token; it has no EVM, no accounts, no gas market and no mempool.
+//! virtual time and holds one EIP-3009 token, Permit2 and x402's proxies; it has no EVM, no accounts, no gas market and no mempool.
 //! What a reader of the chain cannot see is left out, and what it can see is as a real node shows it.
 //!
 //! - [`chain`]: blocks, transactions, nonce states and reorgs, as plain state.
@@ -18,6 +18,7 @@ pub mod expectation;
 pub mod fault;
 pub mod gateway;
 pub mod node;
+mod permit2;
 pub mod runner;
 pub mod scenario;
 pub mod server;
@@ -28,6 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use chain::{Authorized, ChainState, Included, SimError, SimSettings};
 pub use fault::{Fault, FaultKind};
+pub use permit2::Permitted;
 pub use server::{SimServer, SimServerError};
 
 /// A simulated chain, shared between whoever makes things happen on it and the servers that show it.

@@ -16,7 +16,7 @@ use super::abi;
 use super::chain::{ChainState, View};
 use super::fault::{Fault, Faults};
 use super::values;
-use crate::chain::MULTICALL3;
+use crate::chain::{MULTICALL3, PERMIT2, X402_EXACT_PROXY, X402_UPTO_PROXY};
 use crate::domain::BlockRef;
 
 /// What stands at a contract's address. No method executes it, so any code will do.
@@ -131,6 +131,7 @@ impl Node<'_> {
             "eth_call" => self.eth_call(params),
             "eth_getLogs" => self.logs(params.get(0)?),
             "eth_getCode" => self.code(params),
+            "eth_getTransactionByHash" => self.transaction(params.get(0)?),
             "eth_getTransactionReceipt" => self.receipt(params.get(0)?),
             _ => Err(RpcError::new(-32601, "Method not found")),
         }
@@ -177,7 +178,19 @@ impl Node<'_> {
 
     fn has_code(&self, address: Address) -> bool {
         (address == MULTICALL3 && self.chain.has_multicall())
+            || [PERMIT2, X402_EXACT_PROXY, X402_UPTO_PROXY].contains(&address)
             || (address == self.chain.settings().token && !self.faults.has(Fault::NoCode))
+    }
+
+    fn transaction(&self, hash: B256) -> Result<Value, RpcError> {
+        let Some((number, index)) = self.chain.find_transaction(self.view, hash) else {
+            return Ok(Value::Null);
+        };
+        let found = self.chain.block(self.view, number).zip(self.chain.contents(self.view, number));
+        Ok(found.map_or(Value::Null, |(block, contents)| {
+            let chain_id = self.chain.settings().chain_id;
+            values::full_transaction(chain_id, block, &contents.transactions[index], index)
+        }))
     }
 
     fn receipt(&self, hash: B256) -> Result<Value, RpcError> {
@@ -238,6 +251,9 @@ impl Node<'_> {
             return Ok(Vec::new());
         }
         let selector = data.first_chunk::<4>().copied().unwrap_or_default();
+        if target == PERMIT2 {
+            return self.permit2_call(data, block);
+        }
         match (target == MULTICALL3, selector) {
             (true, abi::getBlockNumberCall::SELECTOR) => {
                 Ok(abi::getBlockNumberCall::abi_encode_returns(&U256::from(block.number)))
@@ -260,6 +276,16 @@ impl Node<'_> {
         }
     }
 
+    fn permit2_call(&self, data: &[u8], block: BlockRef) -> Result<Vec<u8>, Reverted> {
+        let call =
+            abi::nonceBitmapCall::abi_decode_validate(data).map_err(|_| Reverted(Vec::new()))?;
+        let word = match self.faults.has(Fault::SaysUnused) {
+            true => U256::ZERO,
+            false => self.chain.nonce_bitmap(self.view, call.owner, call.wordPos, block.number),
+        };
+        Ok(abi::nonceBitmapCall::abi_encode_returns(&word))
+    }
+
     fn logs(&self, filter: Filter) -> Result<Value, RpcError> {
         let (first, last) = self.log_range(&filter)?;
         let width = last.saturating_sub(first).saturating_add(1);
@@ -272,13 +298,15 @@ impl Node<'_> {
             return Err(RpcError::beyond_head(self.head(), first));
         }
         let token = self.chain.settings().token;
-        if self.faults.has(Fault::EmptyLogs) || !filter.address.admits(&token) {
+        if self.faults.has(Fault::EmptyLogs) {
             return Ok(json!([]));
         }
         let mut found = Vec::new();
         for (number, contents) in self.chain.contents_between(self.view, first, last) {
-            let mut matching =
-                values::logs_of(contents).filter(|log| filter.topics_match(&log.topics)).peekable();
+            let mut matching = values::logs_of(contents)
+                .filter(|log| filter.address.admits(&log.emitter(token)))
+                .filter(|log| filter.topics_match(&log.topics))
+                .peekable();
             // A block's hash costs more than all of its logs: only where it is needed.
             if matching.peek().is_some()
                 && let Some(block) = self.chain.block(self.view, number)

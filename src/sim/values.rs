@@ -4,7 +4,7 @@
 use alloy_primitives::{Address, B256, Bloom, Bytes, b256, keccak256};
 use serde_json::{Value, json};
 
-use super::chain::{ChainState, Contents, FACILITATOR, Transaction, View, bloom_of};
+use super::chain::{ChainEvent, ChainState, Contents, FACILITATOR, Transaction, View, bloom_of};
 use crate::domain::{BlockRef, ChainId};
 
 /// keccak256(rlp([])): the uncles of a block that has none.
@@ -72,7 +72,8 @@ pub(super) fn block(chain: &ChainState, view: &View, block: BlockRef, full: bool
     })
 }
 
-fn full_transaction(
+/// A transaction as `eth_getTransactionByHash` and full blocks give it.
+pub(super) fn full_transaction(
     chain_id: ChainId,
     block: BlockRef,
     transaction: &Transaction,
@@ -88,7 +89,7 @@ fn full_transaction(
         "to": transaction.to,
         "value": "0x0",
         "accessList": [],
-        "input": "0x",
+        "input": transaction.input,
         "r": transaction.hash,
         "s": transaction.hash,
         "yParity": "0x0",
@@ -109,7 +110,14 @@ pub(super) struct Log<'a> {
     pub(super) transaction_index: usize,
     pub(super) log_index: usize,
     pub(super) topics: Vec<B256>,
-    data: Vec<u8>,
+    event: &'a ChainEvent,
+}
+
+impl Log<'_> {
+    /// Who emitted it.
+    pub(super) fn emitter(&self, token: Address) -> Address {
+        self.event.emitter(token)
+    }
 }
 
 /// Every log of a block, in order.
@@ -127,16 +135,16 @@ pub(super) fn logs_of(contents: &Contents) -> impl Iterator<Item = Log<'_>> {
             transaction_index,
             log_index,
             topics: event.topics(),
-            data: event.data(),
+            event,
         })
 }
 
 /// A log as `eth_getLogs` and receipts give it.
 pub(super) fn log(token: Address, block: BlockRef, log: &Log<'_>) -> Value {
     json!({
-        "address": token,
+        "address": log.emitter(token),
         "topics": log.topics,
-        "data": Bytes::copy_from_slice(&log.data),
+        "data": Bytes::from(log.event.data()),
         "blockHash": block.hash,
         "blockNumber": quantity(block.number),
         "blockTimestamp": quantity(block.time.as_secs()),

@@ -17,8 +17,8 @@ use super::schedules::Schedules;
 use crate::chain::Chain;
 use crate::clock::Clock;
 use crate::domain::{
-    ChainId, DueTimes, Evidence, Inconclusive, Judged, Method, NextCheck, Outcome, Payment,
-    PaymentId, Phase, Policy, Timestamp, Verdict,
+    ChainId, DueTimes, Evidence, Inconclusive, Judged, NextCheck, Outcome, Payment, PaymentId,
+    Phase, Policy, Timestamp, Verdict,
 };
 use crate::schedule::{Schedule, Timing};
 use crate::store::schedules::Series;
@@ -309,7 +309,7 @@ impl Checker {
     fn unreadable(&self, followed: &Followed) -> Option<Judged> {
         let (reason, problem) = match &followed.payment {
             Err(malformed) => (Inconclusive::MalformedPayment, malformed.to_string()),
-            Ok(payment) if payment.method != Method::Eip3009 => (
+            Ok(payment) if !Chain::can_read(payment.method) => (
                 Inconclusive::UnsupportedMethod,
                 format!("{payment}: method {} cannot be read by this version", payment.method),
             ),

@@ -43,6 +43,13 @@ contract Token {
         return true;
     }
 
+    /// Only Permit2 may, and for everybody: some tokens give it that, and it spares every payer an approval.
+    function transferFrom(address from, address to, uint256 value) external returns (bool) {
+        require(msg.sender == 0x000000000022D473030F116dDEE9F6B43aC78BA3, "not approved");
+        _transfer(from, to, value);
+        return true;
+    }
+
     function authorizationState(address authorizer, bytes32 nonce) external view returns (bool) {
         return _used[authorizer][nonce];
     }

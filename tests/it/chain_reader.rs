@@ -13,6 +13,7 @@ mod hostile;
 mod likeness;
 mod on_anvil;
 mod on_sim;
+mod permits;
 mod proxy;
 
 macro_rules! tests {
@@ -58,6 +59,20 @@ macro_rules! suite {
                 what_is_final_above_the_common_block_makes_that_final
                 another_hash_at_the_common_block_is_disagreement
                 one_that_denies_a_cancellation_is_named_and_ends_nothing
+            }
+            tests! { permits, $chain:
+                an_unused_permit_is_pending_and_a_landed_one_reads_as_it_stands_on_chain
+                upto_settles_for_what_moved
+                several_permits_through_multicall3_have_their_own_transfers
+                a_permit_settled_in_an_unseen_call_proves_nothing
+                an_invalidated_nonce_is_canceled_and_a_used_one_stays_used
+                a_nonce_used_for_another_payment_is_used_elsewhere
+                other_transfers_of_the_payer_are_told_from_the_payments_own
+                a_permit_expires_only_after_its_deadline_and_finalized
+                a_mixed_batch_is_one_state_read_and_words_are_shared
+                a_hundred_landed_permits_take_few_requests
+                a_reorg_removes_and_moves_a_permits_transfer
+                a_call_of_an_unknown_proxy_proves_nothing_and_no_permit2_is_no_code
             }
             tests! { faults, $chain:
                 a_small_range_limit_is_learnt_and_everything_is_found

@@ -7,4 +7,5 @@ mod histories;
 mod judge;
 mod model;
 mod parse;
+mod permit2;
 mod resolve;

@@ -20,10 +20,22 @@ const CALM_BLOCKS: u64 = 200;
 /// A signed permission to move money: the terms are the payer's, whatever a row says.
 #[derive(Debug, Clone)]
 pub(super) struct Authorization {
+    pub(super) method: Method,
     pub(super) payer: Address,
     pub(super) nonce: B256,
     pub(super) value: Amount,
+    /// What whoever settles chooses to move, at most `value` (Permit2's `upto`).
+    pub(super) upto: Option<Amount>,
     pub(super) valid_before: BlockTime,
+}
+
+impl Authorization {
+    fn holds_at(&self, time: BlockTime) -> bool {
+        match self.method {
+            Method::Permit2 => time <= self.valid_before,
+            Method::Eip3009 | Method::Tempo => time < self.valid_before,
+        }
+    }
 }
 
 /// The chain as it is now: a fork id per block, and what consumed which authorization.
@@ -68,16 +80,18 @@ impl Chain {
         let block = self.head();
         for (i, authorization) in authorizations.iter().enumerate() {
             let log_index = first_log_index + 2 * i as u64;
-            if block.time >= authorization.valid_before {
+            if !authorization.holds_at(block.time) {
                 continue;
             }
             self.consumed.entry(authorization.nonce).or_insert(Consumption {
                 log: LogRef { block, tx_hash, log_index },
                 kind: ConsumptionKind::Transferred(SeenTransfer {
                     log_index: log_index + 1,
+                    token: TOKEN,
                     from: authorization.payer,
                     to: PAY_TO,
-                    value: authorization.value,
+                    value: authorization.upto.unwrap_or(authorization.value),
+                    at_most: authorization.upto.map(|_| authorization.value),
                 }),
             });
         }
@@ -133,6 +147,17 @@ pub(super) enum PaidBy {
     Payment(usize),
 }
 
+/// What a payer signs.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Signed {
+    /// An authorization of the token.
+    ForToken,
+    /// A permit that moves what it is for.
+    Permit,
+    /// A permit of which so much is moved.
+    PermitUpto(u64),
+}
+
 #[derive(Debug, Clone, Copy)]
 pub(super) enum RefundAct {
     Claim,
@@ -160,6 +185,7 @@ pub(super) enum Act {
         order: usize,
         reuse: Option<usize>,
         asks_more: bool,
+        signed: Signed,
         valid_secs: u64,
         malformed: bool,
     },
@@ -323,8 +349,11 @@ impl Shop {
 
     fn gateway(&mut self, act: &Act) -> Option<()> {
         match *act {
-            Act::NewPayment { order, reuse, asks_more, valid_secs, malformed } => {
-                self.new_payment(order, reuse, asks_more, valid_secs, malformed)?;
+            Act::NewPayment { order, reuse, asks_more, signed, valid_secs, malformed } => {
+                let row = self.new_payment(order, reuse, asks_more, signed, valid_secs)?;
+                if malformed {
+                    self.malformed.insert(row);
+                }
             }
             Act::Mend(n) => {
                 let id = self.payment_id(n)?;
@@ -414,9 +443,9 @@ impl Shop {
         order: usize,
         reuse: Option<usize>,
         asks_more: bool,
+        signed: Signed,
         valid_secs: u64,
-        malformed: bool,
-    ) -> Option<()> {
+    ) -> Option<PaymentId> {
         let careful = self.careful;
         let id = format!("p{}", self.db.payments.len());
         let reused = reuse.and_then(|n| self.authorization_of(n)).cloned();
@@ -433,24 +462,31 @@ impl Shop {
         row.created_at = Timestamp::from(now);
         row.broadcast_at = Some(row.created_at);
         let authorization = reused.unwrap_or(Authorization {
+            method: match signed {
+                Signed::ForToken => Method::Eip3009,
+                Signed::Permit | Signed::PermitUpto(_) => Method::Permit2,
+            },
             payer: row.payer,
             nonce: row.nonce,
             value: row.amount,
+            upto: match signed {
+                Signed::PermitUpto(units) => Some(amount(units)),
+                Signed::ForToken | Signed::Permit => None,
+            },
             valid_before: BlockTime::from_secs(now.as_secs() + valid_secs),
         });
         (row.payer, row.nonce) = (authorization.payer, authorization.nonce);
+        row.method = authorization.method;
         row.valid_before = authorization.valid_before;
         if asks_more {
             row.amount = row.amount.saturating_add(amount(7));
         }
-        if malformed {
-            self.malformed.insert(row.id.clone());
-        }
         self.authorizations.insert(row.nonce, authorization);
         let db = std::mem::take(&mut self.db);
         self.db = db.with_identifier(&id, IdentifierStatus::InFlight);
+        let id = row.id.clone();
         self.db.payments.insert(row.id.clone(), row);
-        Some(())
+        Some(id)
     }
 
     /// The gateway learns by itself that a payment settled. A careful one waits for finality, and leaves
@@ -460,9 +496,7 @@ impl Shop {
         let finalized = self.chain.finalized;
         let id = self.payment_id(n)?;
         let row = self.db.payments.get(&id)?;
-        let has_landed = self.chain.consumed_at(row.nonce, finalized).is_some_and(|c| {
-            Transfer::consumed(row, &c).is_some_and(|transfer| transfer.pays(row))
-        });
+        let has_landed = self.chain.consumed_at(row.nonce, finalized).is_some_and(|c| c.pays(row));
         let is_shared = self.db.payments.values().any(|p| p.id != id && p.same_authorization(row));
         let order = self.db.orders.get(&row.order_id)?;
         if careful && !(has_landed && !is_shared && row.status.is_open() && order.status.is_open())

@@ -59,9 +59,11 @@ pub(super) fn paying(payment: &Payment, block: BlockRef, log_index: u64) -> Cons
         log: LogRef { block, tx_hash: payment.nonce, log_index },
         kind: ConsumptionKind::Transferred(SeenTransfer {
             log_index: log_index + 1,
+            token: payment.token,
             from: payment.payer,
             to: payment.pay_to,
             value: payment.amount,
+            at_most: None,
         }),
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::{Audience, Runner, STORY_CHAIN, Told};
-use crate::chain::{Chain, ChainSettings, EndpointSettings, MULTICALL3};
+use crate::chain::{Chain, ChainSettings, EndpointSettings, MULTICALL3, Permit2Settings};
 use crate::clock::{Clock, ManualClock};
 use crate::domain::{EndpointName, Outcome, PaidAfter, PaymentId, Policy};
 use crate::schedule::{Pacing, Schedule, Timing};
@@ -138,6 +138,7 @@ pub(super) fn start_daemon(
         read_safe: policy.paid_after == PaidAfter::Safe,
         foreign_block_number: false,
         multicall3: MULTICALL3,
+        permit2: Permit2Settings::default(),
         request_timeout: REQUEST_TIMEOUT,
     };
     let watched = WatchedChain {

@@ -5,14 +5,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use alloy_primitives::{Address, B256, U256, keccak256};
-use reconciled::chain::{Breadth, Chain, ChainSettings, EndpointSettings, MULTICALL3, RpcObserver};
+use reconciled::chain::{
+    Breadth, Chain, ChainSettings, EndpointSettings, MULTICALL3, Permit2Settings, RpcObserver,
+};
 use reconciled::domain::{
     Amount, BlockRef, BlockTime, ChainId, EndpointName, Evidence, Method, Observation, OrderId,
     Payment, PaymentId, PaymentStatus, Rail, ReadFailureKind, Timestamp,
 };
 use url::Url;
 
-pub(crate) use crate::support::anvil::Authorization;
+pub(crate) use crate::support::anvil::{Authorization, Permit, Through};
 
 /// A chain with one EIP-3009 token and Multicall3, made for one test.
 ///
@@ -35,6 +37,11 @@ pub(crate) trait TestChain: Sized {
     async fn transfer(&self, authorizations: &[Authorization]) -> Mined;
     /// Cancels this authorization.
     async fn cancel(&self, authorization: &Authorization) -> Mined;
+    /// Settles with these permits in one transaction, mined in a block of its own. The log indices of what
+    /// came of it are those of their transfers.
+    async fn settle_permits(&self, permits: &[Permit], through: Through) -> Mined;
+    /// The owner sets the bits of `mask` in a word of his nonces at Permit2.
+    async fn invalidate(&self, owner: Address, word: U256, mask: U256) -> Mined;
     /// Mines a transaction that tries to use this authorization and fails.
     async fn fail(&self, authorization: &Authorization);
     /// Mines blocks.
@@ -62,7 +69,7 @@ pub(crate) const FINALIZED_AFTER: u64 = 8;
 pub(crate) struct Mined {
     pub(crate) block: BlockRef,
     pub(crate) tx_hash: B256,
-    /// The index of each AuthorizationUsed or AuthorizationCanceled, in order.
+    /// The index of each log that shows a consumption, in order.
     pub(crate) logs: Vec<u64>,
 }
 
@@ -80,6 +87,32 @@ pub(crate) async fn authorization(chain: &impl TestChain, n: u64) -> Authorizati
         valid_before: now + 600,
         nonce: keccak256(format!("nonce {n} {now}")),
     }
+}
+
+/// A permit of payer `n` to pay [`PAY_TO`] exactly one unit, good for ten minutes.
+pub(crate) async fn permit(chain: &impl TestChain, n: u64) -> Permit {
+    let now = chain.head().await.time.as_secs();
+    Permit {
+        owner: chain.payer(n),
+        to: PAY_TO,
+        amount: 1_000_000,
+        upto: None,
+        deadline: now + 600,
+        nonce: keccak256(format!("permit {n} {now}")),
+    }
+}
+
+/// The payment that claims `permit`, started at the head's time.
+pub(crate) async fn permit_payment(chain: &impl TestChain, permit: &Permit) -> Payment {
+    let authorization = Authorization {
+        payer: permit.owner,
+        to: permit.to,
+        value: permit.amount,
+        valid_after: 0,
+        valid_before: permit.deadline,
+        nonce: permit.nonce,
+    };
+    Payment { method: Method::Permit2, ..payment(chain, &authorization).await }
 }
 
 /// The payment that claims `authorization`, started at the head's time.
@@ -160,6 +193,7 @@ pub(crate) fn settings(chain: &impl TestChain, urls: &[Url]) -> ChainSettings {
         read_safe: false,
         foreign_block_number: false,
         multicall3: MULTICALL3,
+        permit2: Permit2Settings::default(),
         request_timeout: Duration::from_secs(20),
     }
 }

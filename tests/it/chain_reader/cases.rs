@@ -21,7 +21,7 @@ async fn nobody() -> Url {
     Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap()
 }
 
-fn used(evidence: &Evidence) -> reconciled::domain::Consumption {
+pub(super) fn used(evidence: &Evidence) -> reconciled::domain::Consumption {
     match observed(evidence).nonce {
         NonceState::Used(consumption) => consumption,
         other => panic!("{other:?}"),
@@ -53,9 +53,11 @@ pub(crate) async fn a_landed_transfer_reads_exactly_as_it_stands_on_chain<C: Tes
     assert_eq!(consumption.log.log_index, mined.logs[0]);
     let transfer = SeenTransfer {
         log_index: mined.logs[0] + 1,
+        token: chain.token(),
         from: authorization.payer,
         to: PAY_TO,
         value: Amount::new(U256::from(authorization.value)),
+        at_most: None,
     };
     assert_eq!(consumption.kind, ConsumptionKind::Transferred(transfer));
     let Verdict::Settled(settlement) = judge(&payment, &evidence, &Policy::default()) else {

@@ -5,14 +5,16 @@ use std::time::Duration;
 use alloy_primitives::{Address, U256, address};
 use reconciled::chain::Breadth;
 use reconciled::domain::{
-    Amount, BlockRef, ChainId, Evidence, NonceState, ReadFailureKind, Timestamp,
+    Amount, BlockRef, BlockTime, ChainId, Evidence, NonceState, ReadFailureKind, Timestamp,
 };
-use reconciled::sim::{Authorized, ChainState, Fault, Included, SimChain, SimServer, SimSettings};
+use reconciled::sim::{
+    Authorized, ChainState, Fault, Included, Permitted, SimChain, SimServer, SimSettings,
+};
 use url::Url;
 
 use super::backend::{
-    Authorization, HISTORY, Mined, Reader, TestChain, authorization, failures, observed, payment,
-    settings,
+    Authorization, HISTORY, Mined, Permit, Reader, TestChain, Through, authorization, failures,
+    observed, payment, settings,
 };
 
 const CHAIN_ID: u64 = 84_532;
@@ -51,6 +53,18 @@ fn authorized(authorization: &Authorization) -> Authorized {
         to: authorization.to,
         value: Amount::new(U256::from(authorization.value)),
         nonce: authorization.nonce,
+    }
+}
+
+fn permitted(permit: &Permit) -> Permitted {
+    let amount = |units: u64| Amount::new(U256::from(units));
+    Permitted {
+        owner: permit.owner,
+        to: permit.to,
+        amount: amount(permit.amount),
+        upto: permit.upto.map(amount),
+        nonce: permit.nonce,
+        deadline: BlockTime::from_secs(permit.deadline),
     }
 }
 
@@ -107,6 +121,29 @@ impl TestChain for OnSim {
         let Authorization { payer, nonce, .. } = *authorization;
         let mut done =
             mined(&mut self.0.chain().lock(), |chain, at| chain.cancel(at, payer, nonce).unwrap());
+        done.logs = vec![0];
+        done
+    }
+
+    async fn settle_permits(&self, permits: &[Permit], through: Through) -> Mined {
+        let permits: Vec<Permitted> = permits.iter().map(permitted).collect();
+        let mut done = mined(&mut self.0.chain().lock(), |chain, at| {
+            match through {
+                Through::Nobody => chain.settle_permit(at, &permits[0]),
+                Through::Multicall3 => chain.batch_permits(at, &permits),
+                Through::Obscurity => chain.settle_permit_obscurely(at, &permits[0]),
+            }
+            .unwrap()
+        });
+        // Each is followed by its proxy's event.
+        done.logs = (0..).step_by(2).take(permits.len()).collect();
+        done
+    }
+
+    async fn invalidate(&self, owner: Address, word: U256, mask: U256) -> Mined {
+        let mut done = mined(&mut self.0.chain().lock(), |chain, at| {
+            chain.invalidate(at, owner, word, mask).unwrap()
+        });
         done.logs = vec![0];
         done
     }

@@ -13,7 +13,7 @@ use alloy_primitives::{Address, B256, Bytes, U64, U256, keccak256};
 use alloy_signer::SignerSync;
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::{Eip712Domain, SolCall, SolStruct, SolValue, eip712_domain, sol};
-use reconciled::chain::MULTICALL3;
+use reconciled::chain::{MULTICALL3, PERMIT2, X402_EXACT_PROXY, X402_UPTO_PROXY};
 use reconciled::domain::{BlockRef, BlockTime};
 use serde_json::{Value, json};
 use url::Url;
@@ -48,6 +48,51 @@ mod abi {
         function cancelAuthorization(address authorizer, bytes32 nonce, bytes signature) external;
         function batch(address target, bytes[] calls) external;
         function forge(address authorizer, bytes32 nonce, address to, uint256 value) external;
+        function obscured(address target, bytes inverted) external;
+        function invalidateUnorderedNonces(uint256 wordPos, uint256 mask) external;
+        struct Call3 { address target; bool allowFailure; bytes callData; }
+        function aggregate3(Call3[] calls) external payable;
+    }
+
+    /// What is signed for, and called with, at the exact proxy.
+    pub(super) mod exact {
+        alloy_sol_types::sol! {
+            struct TokenPermissions { address token; uint256 amount; }
+            struct Witness { address to; uint256 validAfter; }
+            struct PermitWitnessTransferFrom {
+                TokenPermissions permitted;
+                address spender;
+                uint256 nonce;
+                uint256 deadline;
+                Witness witness;
+            }
+            struct PermitTransferFrom { TokenPermissions permitted; uint256 nonce; uint256 deadline; }
+            function settle(
+                PermitTransferFrom permit, address owner, Witness witness, bytes signature
+            ) external;
+        }
+    }
+
+    /// What is signed for, and called with, at the upto proxy: here with an EIP-2612 permit in front, for
+    /// tests to see both.
+    pub(super) mod upto {
+        alloy_sol_types::sol! {
+            struct TokenPermissions { address token; uint256 amount; }
+            struct Witness { address to; address facilitator; uint256 validAfter; }
+            struct PermitWitnessTransferFrom {
+                TokenPermissions permitted;
+                address spender;
+                uint256 nonce;
+                uint256 deadline;
+                Witness witness;
+            }
+            struct PermitTransferFrom { TokenPermissions permitted; uint256 nonce; uint256 deadline; }
+            struct EIP2612Permit { uint256 value; uint256 deadline; bytes32 r; bytes32 s; uint8 v; }
+            function settleWithPermit(
+                EIP2612Permit permit2612, PermitTransferFrom permit, uint256 amount, address owner,
+                Witness witness, bytes signature
+            ) external;
+        }
     }
 
     /// The overload that takes the signature in parts.
@@ -80,6 +125,35 @@ pub(crate) struct Authorization {
     pub(crate) valid_after: u64,
     pub(crate) valid_before: u64,
     pub(crate) nonce: B256,
+}
+
+/// A permit for one of x402's proxies, and what is settled with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Permit {
+    pub(crate) owner: Address,
+    pub(crate) to: Address,
+    pub(crate) amount: u64,
+    /// How much the upto proxy moves; `None` is for the exact proxy.
+    pub(crate) upto: Option<u64>,
+    pub(crate) deadline: u64,
+    pub(crate) nonce: B256,
+}
+
+impl Permit {
+    pub(crate) fn proxy(&self) -> Address {
+        if self.upto.is_some() { X402_UPTO_PROXY } else { X402_EXACT_PROXY }
+    }
+}
+
+/// How a permit reaches its proxy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Through {
+    /// The transaction calls the proxy.
+    Nobody,
+    /// It calls Multicall3, with the call in its calldata.
+    Multicall3,
+    /// It calls a contract in whose calldata the call cannot be found.
+    Obscurity,
 }
 
 /// The key of payer number `n`: anyone can know it.
@@ -209,6 +283,10 @@ impl Anvil {
     /// Sends from anvil's own account, has it mined, and returns the receipt.
     pub(crate) async fn send(&self, to: Option<Address>, data: Bytes) -> Value {
         let from = self.rpc("eth_accounts", json!([])).await[0].clone();
+        self.send_from(from, to, data).await
+    }
+
+    async fn send_from(&self, from: Value, to: Option<Address>, data: Bytes) -> Value {
         let mut transaction = json!({"from": from, "data": data, "gas": GAS});
         if let Some(to) = to {
             transaction["to"] = json!(to);
@@ -269,6 +347,12 @@ impl TokenOnAnvil {
         let anvil = Anvil::start(slots_in_an_epoch).await;
         let code = contract("Multicall3", "deployedBytecode");
         anvil.rpc("anvil_setCode", json!([MULTICALL3, code])).await;
+        for (address, name) in
+            [(PERMIT2, "Permit2"), (X402_EXACT_PROXY, "ExactProxy"), (X402_UPTO_PROXY, "UptoProxy")]
+        {
+            let code = contract(name, "deployedBytecode");
+            anvil.rpc("anvil_setCode", json!([address, code])).await;
+        }
         let implementation = anvil.deploy("Token", Vec::new()).await;
         let token = anvil.deploy("TokenProxy", implementation.abi_encode()).await;
         let batcher = anvil.deploy("Batcher", Vec::new()).await;
@@ -368,5 +452,113 @@ impl TokenOnAnvil {
             value: U256::from(a.value),
         };
         self.anvil.send_ok(Some(self.batcher), call.abi_encode().into()).await
+    }
+
+    fn sign_permit(&self, owner: Address, message: &impl SolStruct) -> Bytes {
+        let domain = eip712_domain! {
+            name: "Permit2",
+            chain_id: ANVIL_CHAIN_ID,
+            verifying_contract: PERMIT2,
+        };
+        let digest = message.eip712_signing_hash(&domain);
+        self.payers[&owner].sign_hash_sync(&digest).unwrap().as_bytes().into()
+    }
+
+    /// Calldata of the permit's proxy, called by `caller`.
+    pub(crate) fn settle_call(&self, permit: &Permit, caller: Address) -> Bytes {
+        let (spender, owner, to) = (permit.proxy(), permit.owner, permit.to);
+        let (nonce, deadline) = (U256::from_be_bytes(permit.nonce.0), U256::from(permit.deadline));
+        let most = U256::from(permit.amount);
+        match permit.upto {
+            None => {
+                use abi::exact::*;
+                let permitted = TokenPermissions { token: self.token, amount: most };
+                let witness = Witness { to, validAfter: U256::ZERO };
+                let signature = self.sign_permit(
+                    owner,
+                    &PermitWitnessTransferFrom {
+                        permitted: permitted.clone(),
+                        spender,
+                        nonce,
+                        deadline,
+                        witness: witness.clone(),
+                    },
+                );
+                let permit = PermitTransferFrom { permitted, nonce, deadline };
+                settleCall { permit, owner, witness, signature }.abi_encode().into()
+            }
+            Some(amount) => {
+                use abi::upto::*;
+                let permitted = TokenPermissions { token: self.token, amount: most };
+                let witness = Witness { to, facilitator: caller, validAfter: U256::ZERO };
+                let signature = self.sign_permit(
+                    owner,
+                    &PermitWitnessTransferFrom {
+                        permitted: permitted.clone(),
+                        spender,
+                        nonce,
+                        deadline,
+                        witness: witness.clone(),
+                    },
+                );
+                settleWithPermitCall {
+                    permit2612: EIP2612Permit {
+                        value: most,
+                        deadline,
+                        r: B256::repeat_byte(1),
+                        s: B256::repeat_byte(2),
+                        v: 27,
+                    },
+                    permit: PermitTransferFrom { permitted, nonce, deadline },
+                    amount: U256::from(amount),
+                    owner,
+                    witness,
+                    signature,
+                }
+                .abi_encode()
+                .into()
+            }
+        }
+    }
+
+    /// Settles with these permits in one transaction; the receipt, whatever it says. Only Multicall3 takes
+    /// more than one, or fails one without the others.
+    pub(crate) async fn settle_permits(&self, permits: &[Permit], through: Through) -> Value {
+        let one = permits[0];
+        let (to, data) = match through {
+            Through::Nobody => {
+                let accounts = self.anvil.rpc("eth_accounts", json!([])).await;
+                let sender = accounts[0].as_str().unwrap().parse().unwrap();
+                (one.proxy(), self.settle_call(&one, sender))
+            }
+            Through::Multicall3 => {
+                let call = |permit: &Permit| abi::Call3 {
+                    target: permit.proxy(),
+                    allowFailure: true,
+                    callData: self.settle_call(permit, MULTICALL3),
+                };
+                let calls = permits.iter().map(call).collect();
+                (MULTICALL3, abi::aggregate3Call { calls }.abi_encode().into())
+            }
+            Through::Obscurity => {
+                let call = self.settle_call(&one, self.batcher);
+                let inverted: Vec<u8> = call.iter().map(|byte| !byte).collect();
+                let target = one.proxy();
+                let call = abi::obscuredCall { target, inverted: inverted.into() };
+                (self.batcher, call.abi_encode().into())
+            }
+        };
+        self.anvil.send(Some(to), data).await
+    }
+
+    /// The owner sets the bits of `mask` in a word of his nonces; it must succeed.
+    pub(crate) async fn invalidate(&self, owner: Address, word: U256, mask: U256) -> Value {
+        self.anvil.rpc("anvil_setBalance", json!([owner, "0xde0b6b3a7640000"])).await;
+        self.anvil.rpc("anvil_impersonateAccount", json!([owner])).await;
+        let call = abi::invalidateUnorderedNoncesCall { wordPos: word, mask };
+        let receipt =
+            self.anvil.send_from(json!(owner), Some(PERMIT2), call.abi_encode().into()).await;
+        assert_eq!(receipt["status"], "0x1", "{receipt}");
+        receipt
     }
 }
