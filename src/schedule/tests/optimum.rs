@@ -69,3 +69,27 @@ fn one_certain_block_gets_one_check_right_behind_it() {
     assert_eq!(follow(&optimum, 0), [3]);
     assert!((optimum.value(0) - 1.0).abs() < 1e-12);
 }
+
+proptest! {
+    /// A policy by age is exact: fitted to everybody, it does from any age on what a fit to those who got
+    /// that far would do, for the same price.
+    #[test]
+    fn it_is_right_for_payments_of_any_age(
+        counts in any_counts(BINS),
+        prices in any_prices(),
+        bounds in any_bounds(BINS),
+        ending in any_ending(),
+        from in 0..BINS,
+    ) {
+        let survival = Survival::measured(&counts);
+        prop_assume!(survival.at(from) > 0.0);
+        let whole = optimise(&survival, prices, bounds, ending, 0.5);
+        let conditioned = survival.conditioned(from);
+        let fresh = optimise(&conditioned, prices, bounds, ending, 0.5);
+        let scaled = whole.value(from) / survival.at(from);
+        prop_assert!((fresh.value(from) - scaled).abs() < 1e-9 * (1.0 + scaled));
+        let plan = follow(&whole, from);
+        let cost = cost_by_definition(&conditioned, prices, ending, 0.5, from, &plan);
+        prop_assert!((cost - fresh.value(from)).abs() < 1e-9 * (1.0 + cost));
+    }
+}

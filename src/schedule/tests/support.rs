@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use crate::schedule::{Bounds, Ending, Grid, LatencyCounts, Prices, Schedule, Survival};
+use crate::schedule::{
+    Bounds, Conditions, Ending, Grid, LatencyCounts, Prices, Schedule, Survival,
+};
 
 pub(super) fn secs(secs: f64) -> Duration {
     Duration::from_secs_f64(secs)
@@ -95,4 +97,19 @@ pub(super) fn cost_by_definition(
 /// The schedule as a list, for printing and comparing.
 pub(super) fn ages(schedule: &Schedule, found_at: f64) -> Vec<f64> {
     schedule.ages_after(secs(found_at)).iter().map(Duration::as_secs_f64).collect()
+}
+
+/// A world without lag in which payments are found at their broadcast.
+pub(super) fn conditions(ending: Ending) -> Conditions {
+    Conditions { found_at: Duration::ZERO, visible_after: Duration::ZERO, ending }
+}
+
+/// A grid of 2 s up to ten minutes, as Base has.
+pub(super) fn base() -> Grid {
+    Grid::covering(Duration::from_secs(2), Duration::from_secs(600))
+}
+
+/// Numbers from 0 to 1, evenly spread and always the same: quantiles to sample a distribution at.
+pub(super) fn evenly(n: u32) -> impl Iterator<Item = f64> {
+    (0..n).map(move |i| (f64::from(i) + 0.5) / f64::from(n))
 }

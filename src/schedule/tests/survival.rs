@@ -1,0 +1,140 @@
+//! The estimate is Kaplan and Meier's.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::support::*;
+use crate::domain::{BlockTime, Timestamp};
+use crate::schedule::{Bin, LatencyCounts, Prior, Survival};
+
+/// Six remissions at 1, 3, 3, 6 with patients lost at 2 and 5: (5/6), then with 4 at risk (2/4), then the
+/// last one (0/1).
+#[test]
+fn it_equals_the_textbook() {
+    let mut counts = counts(grid(1, 8), &[1.0, 3.0, 3.0, 6.0]);
+    counts.add_open(secs(2.0), 1.0);
+    counts.add_open(secs(5.0), 1.0);
+    let survival = Survival::measured(&counts);
+    let by_edge = [1.0, 5.0 / 6.0, 5.0 / 6.0, 5.0 / 12.0, 5.0 / 12.0, 5.0 / 12.0, 0.0, 0.0, 0.0];
+    for (i, expected) in by_edge.into_iter().enumerate() {
+        assert!((survival.at(i) - expected).abs() < 1e-12, "S({i}) = {}", survival.at(i));
+    }
+    assert!((survival.hazard(2) - 0.5).abs() < 1e-12);
+    assert_eq!(survival.never(), 0.0);
+}
+
+#[test]
+fn open_payments_are_neither_settled_nor_ignored() {
+    let settled = counts(grid(1, 10), &[2.0; 5]);
+    let (alone, mut with_open) = (Survival::measured(&settled), settled.clone());
+    with_open.add_open(secs(6.0), 5.0);
+    let with_open = Survival::measured(&with_open);
+    assert_eq!(alone.at(2), 0.0, "all that was seen settled");
+    assert!((with_open.at(2) - 0.5).abs() < 1e-12, "half were seen to live on");
+    assert!((with_open.never() - 0.5).abs() < 1e-12, "and nothing is known of them later");
+}
+
+#[test]
+fn who_settles_after_the_horizon_is_not_never() {
+    let mut counts = counts(grid(1, 10), &[2.0; 6]);
+    counts.add_latency(secs(11.0), 1.0);
+    counts.add_never(3.0);
+    let survival = Survival::measured(&counts);
+    assert!((survival.beyond_horizon() - 0.4).abs() < 1e-12);
+    assert!((survival.never() - 0.3).abs() < 1e-12);
+    assert_eq!(survival.quantile(0.7), None, "fewer than that settle in time");
+    assert_eq!(survival.quantile(0.6), Some(secs(2.0)));
+}
+
+#[test]
+fn a_block_before_its_broadcast_counts_as_at_once_and_is_reported() {
+    let mut counts = LatencyCounts::new(grid(2, 10));
+    let broadcast = Timestamp::from_millis(1_700_000_010_500);
+    counts.add_settled(broadcast, BlockTime::from_secs(1_700_000_008), 1.0);
+    counts.add_settled(broadcast, BlockTime::from_secs(1_700_000_014), 1.0);
+    assert_eq!((counts.clamped(), counts.settled()), (1.0, 2.0));
+    let bins: Vec<Bin> = counts.bins().filter(|bin| bin.settled > 0.0).collect();
+    assert_eq!(
+        bins.iter().map(|bin| (bin.index, bin.latency_secs)).collect::<Vec<_>>(),
+        [(0, 0.0), (1, 3.5)]
+    );
+}
+
+#[test]
+fn the_prior_fades_and_ends() {
+    let prior = Prior::for_block_time(Duration::from_secs(2));
+    let far = |n: usize| {
+        let counts = counts(base(), &vec![100.0; n]);
+        let (estimate, measured) =
+            (Survival::estimate(&counts, &prior), Survival::measured(&counts));
+        (0..=base().bins()).map(|i| (estimate.at(i) - measured.at(i)).abs()).fold(0.0, f64::max)
+    };
+    let distances = [0, 10, 50, 150, 199, 200, 1_000].map(far);
+    assert!(distances.windows(2).all(|pair| pair[0] >= pair[1]), "{distances:?}");
+    assert!(distances[0] > 0.5 && distances[5] == 0.0, "{distances:?}");
+}
+
+#[test]
+fn old_samples_weigh_less() {
+    let mut old = counts(grid(1, 10), &[9.0; 8]);
+    old.decay(Duration::from_secs(7_200), Duration::from_secs(3_600));
+    assert!((old.samples() - 2.0).abs() < 1e-12, "a quarter after two half-lives");
+    old.merge(&counts(grid(1, 10), &[1.0; 2]));
+    assert!((Survival::measured(&old).at(5) - 0.5).abs() < 1e-12);
+}
+
+proptest! {
+    /// Without open payments the estimate is the share counted, whatever was counted.
+    #[test]
+    fn without_censoring_it_is_the_empirical_distribution(
+        latencies in proptest::collection::vec(0.0..30.0_f64, 1..200),
+        never in 0..50_u32,
+    ) {
+        let mut counts = counts(grid(2, 12), &latencies);
+        counts.add_never(never.into());
+        let survival = Survival::measured(&counts);
+        let all = latencies.len() as f64 + f64::from(never);
+        for i in 0..=12 {
+            let edge = survival.grid().edge_secs(i);
+            // Nanoseconds are what a latency is rounded to on its way into the counts.
+            let settled: Vec<f64> = latencies.iter().copied().filter(|l| *l <= edge && i > 0).collect();
+            let share = 1.0 - settled.len() as f64 / all;
+            prop_assert!((survival.at(i) - share).abs() < 1e-9);
+            let sum = settled.iter().sum::<f64>() / all;
+            prop_assert!((survival.latency_sum(i) - sum).abs() < 1e-6);
+        }
+    }
+
+    /// Survival starts at one, never rises, and hazards are shares, whatever was counted.
+    #[test]
+    fn survival_never_rises(counts in any_counts(20)) {
+        let survival = Survival::measured(&counts);
+        prop_assert_eq!(survival.at(0), 1.0);
+        for k in 0..20 {
+            prop_assert!(survival.at(k + 1) <= survival.at(k));
+            prop_assert!((0.0..=1.0).contains(&survival.hazard(k)));
+            let mean = survival.latency_sum(k + 1) - survival.latency_sum(k);
+            let settling = survival.settling_in(k);
+            let grid = survival.grid();
+            prop_assert!(mean >= settling * grid.edge_secs(k) - 1e-9);
+            prop_assert!(mean <= settling * grid.edge_secs(k + 1) + 1e-9);
+        }
+    }
+
+    /// Memory does not grow with samples, and sums of parts are the whole.
+    #[test]
+    fn merging_is_counting_together(
+        first in proptest::collection::vec(0.0..50.0_f64, 0..40),
+        second in proptest::collection::vec(0.0..50.0_f64, 0..40),
+    ) {
+        let mut merged = counts(grid(2, 12), &first);
+        merged.merge(&counts(grid(2, 12), &second));
+        let together = counts(grid(2, 12), &[first, second].concat());
+        prop_assert_eq!(merged.samples(), together.samples());
+        for (mine, theirs) in merged.bins().zip(together.bins()) {
+            prop_assert_eq!(mine.settled, theirs.settled);
+            prop_assert!((mine.latency_secs - theirs.latency_secs).abs() < 1e-9);
+        }
+    }
+}
