@@ -16,7 +16,7 @@ use alloy_primitives::{Address, B256, U256};
 use anyhow::Context;
 use reconciled::chain::{Chain, ChainSettings, EndpointSettings, MULTICALL3, Permit2Settings};
 use reconciled::clock::{Clock, ManualClock};
-use reconciled::domain::{Amount, EndpointName, PaymentId, Policy, RawPayment, Timestamp};
+use reconciled::domain::{Amount, PaymentId, Policy, RawPayment, Timestamp};
 use reconciled::schedule::{Pacing, Schedule, Timing};
 use reconciled::sim::gateway::{GatewayDb, NewOrder};
 use reconciled::sim::runner::{STORY_CHAIN, STORY_PAY_TO, STORY_START, STORY_TOKEN};
@@ -96,10 +96,7 @@ impl Bench {
         let server = SimServer::start(chain, 1).await?;
         let clock = Arc::new(ManualClock::new(STORY_START));
         let metrics = Metrics::new()?;
-        let endpoint = |url: &url::Url| EndpointSettings {
-            name: EndpointName::new("simulated"),
-            url: url.clone(),
-        };
+        let endpoint = |url: &url::Url| EndpointSettings::new("simulated", url.clone());
         let settings = ChainSettings {
             chain_id: STORY_CHAIN,
             endpoints: server.urls().iter().map(endpoint).collect(),
@@ -114,10 +111,11 @@ impl Bench {
             multicall3: MULTICALL3,
             permit2: Permit2Settings::default(),
             request_timeout: Duration::from_secs(10),
+            hedge_after: Duration::from_secs(2),
         };
         let policy = Policy::default();
         let watched = WatchedChain {
-            chain: Chain::new(settings, rpc_observer(&metrics))?,
+            chain: Chain::new(settings, rpc_observer(&metrics), clock.clone())?,
             schedule: Schedule::default(),
             timing: Timing {
                 finality_margin: Duration::from_secs(30 * 60),

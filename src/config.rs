@@ -13,8 +13,8 @@ use alloy_primitives::Address;
 use serde::Deserialize;
 use url::Url;
 
-use crate::chain::{ChainSettings, EndpointSettings, MULTICALL3, Permit2Settings};
-use crate::domain::{ChainId, EndpointName, LatePolicy, PaidAfter, Policy};
+use crate::chain::{ChainSettings, EndpointLimits, EndpointSettings, MULTICALL3, Permit2Settings};
+use crate::domain::{ChainId, LatePolicy, PaidAfter, Policy};
 use crate::schedule::{FitSettings, Grid, Schedule, Timing};
 use crate::store::DatabaseUrl;
 use crate::telemetry::LogFormat;
@@ -131,7 +131,7 @@ section! {
     /// `[checks]`
     Checks {
         /// The most payments read in one batch.
-        batch_max: u32 = 500,
+        batch_max: u32 = 1_000,
         /// How long a replica may hold a batch.
         lease_ttl: Span = secs(60),
         /// How long the attempt log is kept.
@@ -215,6 +215,9 @@ pub struct ChainSection {
     /// No answer for this long is a failure.
     #[serde(default = "defaults::request_timeout")]
     pub request_timeout: Span,
+    /// When an endpoint has not answered for this long, the next one is asked as well.
+    #[serde(default = "defaults::hedge_after")]
+    pub hedge_after: Span,
     /// Where Multicall3 is.
     #[serde(default = "defaults::multicall3")]
     pub multicall3: Address,
@@ -257,10 +260,16 @@ mod defaults {
         10_000
     }
     pub(super) fn batch_max() -> usize {
-        400
+        500
     }
     pub(super) fn request_timeout() -> Span {
         secs(10)
+    }
+    pub(super) fn hedge_after() -> Span {
+        secs(2)
+    }
+    pub(super) fn concurrency_max() -> usize {
+        EndpointLimits::default().concurrency_max
     }
     pub(super) fn multicall3() -> Address {
         MULTICALL3
@@ -285,6 +294,15 @@ pub struct EndpointSection {
     /// The environment variable that holds the URL.
     #[serde(default)]
     pub url_env: Option<String>,
+    /// Overrides the chain's `request_timeout`.
+    #[serde(default)]
+    pub request_timeout: Option<Span>,
+    /// The most HTTP requests at a time.
+    #[serde(default = "defaults::concurrency_max")]
+    pub concurrency_max: usize,
+    /// The most calls per second.
+    #[serde(default)]
+    pub requests_per_second: Option<u32>,
 }
 
 /// Text that is never shown.
@@ -564,6 +582,7 @@ impl ChainSection {
             ("head_age_max", self.head_age_max),
             ("head_lag_max", self.head_lag_max),
             ("request_timeout", self.request_timeout),
+            ("hedge_after", self.hedge_after),
         ] {
             if span.0.is_zero() {
                 return Err(bad(format!("{key}.{name}"), "must be longer than \"0s\""));
@@ -594,6 +613,7 @@ impl ChainSection {
                     proxies: self.permit2_proxies.clone(),
                 },
                 request_timeout: self.request_timeout.0,
+                hedge_after: self.hedge_after.0,
             },
             schedule: repeats.clone(),
             timing,
@@ -622,7 +642,22 @@ impl EndpointSection {
             .ok()
             .filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
             .ok_or_else(|| bad(format!("{key}.url"), "must be an http:// or https:// URL"))?;
-        Ok(EndpointSettings { name: EndpointName::new(&self.name), url })
+        if self.concurrency_max == 0 {
+            return Err(bad(format!("{key}.concurrency_max"), "must be at least 1"));
+        }
+        if self.requests_per_second == Some(0) {
+            let problem = "must be at least 1; leave it out for no limit";
+            return Err(bad(format!("{key}.requests_per_second"), problem));
+        }
+        if self.request_timeout.is_some_and(|span| span.0.is_zero()) {
+            return Err(bad(format!("{key}.request_timeout"), "must be longer than \"0s\""));
+        }
+        let limits = EndpointLimits {
+            request_timeout: self.request_timeout.map(|span| span.0),
+            concurrency_max: self.concurrency_max,
+            calls_per_second: self.requests_per_second,
+        };
+        Ok(EndpointSettings { limits, ..EndpointSettings::new(&self.name, url) })
     }
 }
 

@@ -6,15 +6,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::blocks::Anchors;
+use super::gate::Gate;
 use super::logs::Width;
 use super::transport::Transport;
 use super::{ChainSettings, EndpointSettings, RpcObserver};
+use crate::clock::Clock;
 use crate::domain::{
     BlockRef, ChainId, EndpointName, Observation, ReadFailure, ReadFailureKind, Timestamp,
 };
 
 /// A head this far below the highest one seen is no reorg any more: the endpoint went back in time.
 const REORG_DEPTH_MAX: u64 = 128;
+
+/// So long after Multicall3 was found absent it is tried again.
+const MULTICALL_RETRY: Duration = Duration::from_secs(10 * 60);
 
 /// One endpoint of a chain.
 pub(super) struct Endpoint {
@@ -23,6 +28,7 @@ pub(super) struct Endpoint {
     /// The way to it.
     pub(super) transport: Transport,
     observer: Arc<dyn RpcObserver>,
+    clock: Arc<dyn Clock>,
     memory: Mutex<Memory>,
 }
 
@@ -37,8 +43,8 @@ pub(super) struct Memory {
     pub(super) pulse: Pulse,
     /// Whether it was once seen to serve the right chain.
     pub(super) is_right_chain: bool,
-    /// Whether a call to Multicall3 came back empty.
-    pub(super) multicall_absent: bool,
+    /// Since when a call to Multicall3 is known to come back empty.
+    multicall_absent_since: Option<Timestamp>,
     /// Why it gave no evidence when it was last asked, if it gave none.
     silent_because: Option<ReadFailureKind>,
 }
@@ -59,29 +65,57 @@ impl Endpoint {
         settings: &ChainSettings,
         endpoint: &EndpointSettings,
         observer: Arc<dyn RpcObserver>,
+        clock: Arc<dyn Clock>,
     ) -> Result<Self, String> {
+        let request_timeout = endpoint.limits.request_timeout.unwrap_or(settings.request_timeout);
         let transport = Transport::new(
             settings.chain_id,
             endpoint.name.clone(),
             endpoint.url.clone(),
-            settings.request_timeout,
+            request_timeout,
             Arc::clone(&observer),
+            Gate::new(&endpoint.limits, Arc::clone(&clock), request_timeout),
         )?;
         let memory = Memory {
             log_width: Width::new(settings.log_range_max),
             anchors: Anchors::default(),
             pulse: Pulse::default(),
             is_right_chain: false,
-            multicall_absent: false,
+            multicall_absent_since: None,
             silent_because: None,
         };
-        Ok(Self { name: endpoint.name.clone(), transport, observer, memory: Mutex::new(memory) })
+        Ok(Self {
+            name: endpoint.name.clone(),
+            transport,
+            observer,
+            clock,
+            memory: Mutex::new(memory),
+        })
     }
 
     /// What was learnt so far; never hold it across a request.
     pub(super) fn memory(&self) -> MutexGuard<'_, Memory> {
         // Every change is one assignment or a map's own insert, so a panic elsewhere spoils nothing.
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it would not be asked now, because it wants to be left alone.
+    pub(super) fn is_spared(&self) -> bool {
+        self.transport.is_spared()
+    }
+
+    /// Whether Multicall3 was found absent here not long ago. It is tried again after a while: one node
+    /// of several behind a URL may lack it, or it was asked at a block before it was there.
+    pub(super) fn lacks_multicall(&self) -> bool {
+        let since = self.memory().multicall_absent_since;
+        let now = self.clock.now();
+        since.is_some_and(|since| since <= now && now.since(since) < MULTICALL_RETRY)
+    }
+
+    /// Takes note that Multicall3 is absent.
+    pub(super) fn multicall_is_absent(&self) {
+        let now = self.clock.now();
+        self.memory().multicall_absent_since = Some(now);
     }
 
     /// Counts a read, and logs when the endpoint stops giving evidence, and when it gives some again: once each, not at

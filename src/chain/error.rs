@@ -11,6 +11,14 @@ pub(super) enum CallError {
     /// The method is not on the allow-list (I1); nothing was sent.
     #[error("method {0} is not on the read-only allow-list")]
     NotAllowed(String),
+    /// Nothing was sent: the endpoint is left alone, or our own limits are reached.
+    #[error("{detail}")]
+    NotSent {
+        /// The class of what made us leave it alone.
+        kind: ReadFailureKind,
+        /// For people.
+        detail: String,
+    },
     /// Connection refused or reset.
     #[error("{0}")]
     Unreachable(String),
@@ -106,6 +114,7 @@ impl CallError {
     /// The class that evidence and metrics speak of.
     pub(super) fn kind(&self) -> ReadFailureKind {
         match self {
+            Self::NotSent { kind, .. } => *kind,
             Self::Unreachable(_) | Self::Timeout => ReadFailureKind::Unreachable,
             _ if self.is_rate_limit() => ReadFailureKind::RateLimited,
             Self::NotAllowed(_) | Self::Http { .. } | Self::Rpc { .. } => ReadFailureKind::RpcError,
@@ -141,7 +150,9 @@ impl CallError {
             Self::Http { body: text, .. } | Self::BadAnswer(text) => {
                 any_of(&RANGE_PHRASES, &text.to_lowercase())
             }
-            Self::NotAllowed(_) | Self::Unreachable(_) | Self::Timeout => false,
+            Self::NotAllowed(_) | Self::NotSent { .. } | Self::Unreachable(_) | Self::Timeout => {
+                false
+            }
         }
     }
 

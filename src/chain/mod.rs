@@ -8,25 +8,30 @@ mod blocks;
 mod eip3009;
 mod endpoint;
 mod error;
+mod gate;
 mod heads;
 mod logs;
 mod multicall;
+mod narrow;
 mod permit2;
 mod read;
 mod transport;
 mod wide;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
 
 use alloy_primitives::{Address, address};
 use url::Url;
 
+use crate::clock::Clock;
 use crate::domain::{
     ChainId, ConsumptionKind, EndpointName, Evidence, Method, NonceState, Observation, Payment,
     ReadFailure, ReadFailureKind, Reading, Timestamp,
 };
 use endpoint::Endpoint;
+pub use gate::EndpointLimits;
 pub use permit2::{PERMIT2, Permit2Settings, X402_EXACT_PROXY, X402_UPTO_PROXY};
 use read::Asked;
 use transport::ALLOWED_METHODS;
@@ -41,6 +46,15 @@ pub struct EndpointSettings {
     pub name: EndpointName,
     /// Never shown: it may hold a secret.
     pub url: Url,
+    /// How much it may be asked.
+    pub limits: EndpointLimits,
+}
+
+impl EndpointSettings {
+    /// An endpoint with the usual limits.
+    pub fn new(name: &str, url: Url) -> Self {
+        Self { name: EndpointName::new(name), url, limits: EndpointLimits::default() }
+    }
 }
 
 /// How to read one chain. Every number an operator may have to change is here; none is a constant.
@@ -48,7 +62,7 @@ pub struct EndpointSettings {
 pub struct ChainSettings {
     /// The id every endpoint must answer with.
     pub chain_id: ChainId,
-    /// Tried in this order.
+    /// Asked in turn.
     pub endpoints: Vec<EndpointSettings>,
     /// Time between blocks: for guesses that are then verified, never for a proof.
     pub block_time: Duration,
@@ -73,6 +87,8 @@ pub struct ChainSettings {
     pub permit2: Permit2Settings,
     /// No answer to one HTTP request for this long is a failure.
     pub request_timeout: Duration,
+    /// When an endpoint has not answered for this long, the next one is asked as well.
+    pub hedge_after: Duration,
 }
 
 /// Told of every JSON-RPC call, for metrics.
@@ -113,6 +129,8 @@ pub enum Breadth {
 pub struct Chain {
     settings: Arc<ChainSettings>,
     endpoints: Vec<Arc<Endpoint>>,
+    /// Counts narrow reads, so that each begins at the next endpoint.
+    turn: AtomicUsize,
 }
 
 /// The chain cannot be set up as configured.
@@ -126,10 +144,11 @@ pub struct ChainSetupError {
 }
 
 impl Chain {
-    /// Sets up the chain; talks to nobody yet.
+    /// Sets up the chain; talks to nobody yet. The clock says for how long an endpoint is left alone.
     pub fn new(
         settings: ChainSettings,
         observer: Arc<dyn RpcObserver>,
+        clock: Arc<dyn Clock>,
     ) -> Result<Self, ChainSetupError> {
         let chain_id = settings.chain_id;
         let refuse = |problem: String| ChainSetupError { chain_id, problem };
@@ -144,7 +163,8 @@ impl Chain {
             if endpoints.iter().any(|other| other.name == endpoint.name) {
                 return Err(refuse(format!("two endpoints are named {}", endpoint.name)));
             }
-            let endpoint = Endpoint::new(&settings, endpoint, observer.clone()).map_err(refuse)?;
+            let endpoint = Endpoint::new(&settings, endpoint, observer.clone(), clock.clone())
+                .map_err(refuse)?;
             observer.configured(chain_id, &endpoint.name, &ALLOWED_METHODS);
             endpoints.push(Arc::new(endpoint));
         }
@@ -155,7 +175,7 @@ impl Chain {
                 observer.compared(chain_id, one, other);
             }
         }
-        Ok(Self { settings: Arc::new(settings), endpoints })
+        Ok(Self { settings: Arc::new(settings), endpoints, turn: AtomicUsize::new(0) })
     }
 
     /// How the chain is read.
@@ -171,8 +191,8 @@ impl Chain {
     /// Reads about exactly these payments (all of this chain and of a method that [`Self::can_read`]), in
     /// batches. Answers in the same order. Never fails: what could not be read is a reading that says why.
     ///
-    /// It takes at most `within`: each endpoint has its share, so that one that hangs neither keeps the
-    /// next from being asked nor takes away what others have answered. `now` is the local time, used for
+    /// It takes at most `within`. An endpoint that hangs neither keeps the next from being asked nor takes
+    /// away what others have answered. `now` is the local time, used for
     /// nothing but the age of an endpoint's head.
     pub async fn read(
         &self,
@@ -228,38 +248,6 @@ impl Chain {
             }
         }
         evidence
-    }
-
-    /// Asks one endpoint after the other, each only about what has no evidence yet.
-    async fn read_until_answered(
-        &self,
-        asked: &[Asked],
-        now: Timestamp,
-        within: Duration,
-        evidence: &mut [Evidence],
-        hear: &mut impl FnMut(&[Evidence]),
-    ) {
-        let ends_at = Instant::now() + within;
-        let mut open: Vec<usize> = (0..asked.len()).collect();
-        for (place, endpoint) in self.endpoints.iter().enumerate() {
-            let question: Vec<Asked> = open.iter().map(|index| asked[*index]).collect();
-            let waiting = u32::try_from(self.endpoints.len() - place).unwrap_or(u32::MAX);
-            let share = ends_at.saturating_duration_since(Instant::now()) / waiting;
-            let outcomes = ask(endpoint, &self.settings, &question, now, share).await;
-            let mut unanswered = Vec::new();
-            for (index, outcome) in open.into_iter().zip(outcomes) {
-                if !is_evidence(&outcome) {
-                    unanswered.push(index);
-                }
-                let endpoint = endpoint.name.clone();
-                evidence[index].readings.push(Reading { endpoint, outcome });
-            }
-            hear(evidence);
-            open = unanswered;
-            if open.is_empty() {
-                return;
-            }
-        }
     }
 }
 

@@ -103,8 +103,7 @@ impl Endpoint {
         // A stack of what is left to ask, the next on top.
         let mut left: Vec<&[StateCall]> = calls.chunks(settings.batch_max).rev().collect();
         while let Some(chunk) = left.pop() {
-            let known_absent = self.memory().multicall_absent;
-            let read = match known_absent {
+            let read = match self.lacks_multicall() {
                 true => Ok(None),
                 false => self.aggregate(settings, chunk, head).await,
             };
@@ -114,7 +113,7 @@ impl Endpoint {
                     let read = self.words_one_by_one(settings, chunk, head).await;
                     // Only an endpoint that answers otherwise is known to lack Multicall3.
                     if read.iter().any(Result::is_ok) {
-                        self.memory().multicall_absent = true;
+                        self.multicall_is_absent();
                     }
                     words.extend(read);
                 }

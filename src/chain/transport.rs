@@ -20,7 +20,8 @@ use uuid::Uuid;
 
 use super::RpcObserver;
 use super::error::CallError;
-use crate::domain::{ChainId, EndpointName};
+use super::gate::Gate;
+use crate::domain::{ChainId, EndpointName, ReadFailureKind};
 use crate::errors::error_chain;
 
 /// Every method the daemon can send: all of them read, none of them writes (I1).
@@ -85,6 +86,7 @@ pub(super) struct Transport {
     observer: Arc<dyn RpcObserver>,
     /// No two calls of this process have one id, and hardly any two of all processes behind one proxy: so
     /// an answer that was meant for another request is known by it.
+    gate: Gate,
     next_id: AtomicU64,
 }
 
@@ -99,6 +101,7 @@ impl Transport {
         url: Url,
         request_timeout: Duration,
         observer: Arc<dyn RpcObserver>,
+        gate: Gate,
     ) -> Result<Self, String> {
         if !matches!(url.scheme(), "http" | "https") {
             return Err(format!(
@@ -110,7 +113,21 @@ impl Transport {
         })?;
         let (random, _) = Uuid::new_v4().as_u64_pair();
         let next_id = AtomicU64::new(random >> (u64::BITS - FIRST_ID_BITS));
-        Ok(Self { client, secrets: secrets_of(&url), url, chain_id, endpoint, observer, next_id })
+        Ok(Self {
+            client,
+            secrets: secrets_of(&url),
+            url,
+            chain_id,
+            endpoint,
+            observer,
+            gate,
+            next_id,
+        })
+    }
+
+    /// Whether the endpoint is left alone at the moment.
+    pub(super) fn is_spared(&self) -> bool {
+        self.gate.spared_for().is_some()
     }
 
     /// Sends one call.
@@ -123,10 +140,19 @@ impl Transport {
     pub(super) async fn batch(&self, calls: &[Call]) -> Vec<CallResult> {
         let mut results = Vec::with_capacity(calls.len());
         for chunk in calls.chunks(BATCH_CALLS_MAX) {
-            let started = Instant::now();
+            let mut started = Instant::now();
             let answered = match chunk.iter().find(|c| !ALLOWED_METHODS.contains(&c.method)) {
                 Some(refused) => Err(CallError::NotAllowed(refused.method.to_owned())),
-                None => self.exchange(chunk).await,
+                None => match self.gate.enter(chunk.len()).await {
+                    Ok(_slot) => {
+                        started = Instant::now();
+                        self.exchange(chunk).await
+                    }
+                    Err(not_sent) => {
+                        results.extend(chunk.iter().map(|_| Err(not_sent.clone())));
+                        continue;
+                    }
+                },
             };
             let answered =
                 answered.unwrap_or_else(|error| chunk.iter().map(|_| Err(error.clone())).collect());
@@ -163,7 +189,51 @@ impl Transport {
             .body(request.to_string())
             .send()
             .await
-            .map_err(|error| self.unreachable(error))?;
+            .map_err(|error| self.unreachable(error))
+            .inspect_err(|error| {
+                if *error == CallError::Timeout {
+                    self.gate.refused(None, ReadFailureKind::Unreachable);
+                }
+            })?;
+        let status = response.status().as_u16();
+        let retry_after = response.headers().get(reqwest::header::RETRY_AFTER);
+        let retry_after =
+            retry_after.and_then(|at| at.to_str().ok()).and_then(|at| self.gate.retry_after(at));
+        let answered = self.read_answers(response, first_id, count).await;
+        self.mind(status, retry_after, &answered);
+        answered
+    }
+
+    /// Leaves an endpoint alone that asks for it, or that takes connections and says nothing.
+    fn mind(
+        &self,
+        status: u16,
+        retry_after: Option<Duration>,
+        answered: &Result<Vec<CallResult>, CallError>,
+    ) {
+        let of_all = |is: &dyn Fn(&CallError) -> bool| match answered {
+            Err(error) => is(error),
+            Ok(results) => results.iter().all(|result| result.as_ref().is_err_and(is)),
+        };
+        let too_wide = of_all(&|error| error.is_range_refusal());
+        let limited = of_all(&|error| error.kind() == ReadFailureKind::RateLimited);
+        if limited {
+            self.gate.refused(retry_after, ReadFailureKind::RateLimited);
+        } else if status == 503 && !too_wide {
+            self.gate.refused(retry_after, ReadFailureKind::RpcError);
+        } else if of_all(&|error| *error == CallError::Timeout) {
+            self.gate.refused(None, ReadFailureKind::Unreachable);
+        } else {
+            self.gate.answered();
+        }
+    }
+
+    async fn read_answers(
+        &self,
+        response: reqwest::Response,
+        first_id: u64,
+        count: u64,
+    ) -> Result<Vec<CallResult>, CallError> {
         let status = response.status().as_u16();
         let body = self.read_body(response).await?;
         if status == 429 {
@@ -326,8 +396,9 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::domain::ReadFailureKind;
-
+    use crate::chain::EndpointLimits;
+    use crate::clock::ManualClock;
+    use crate::domain::Timestamp;
     #[derive(Default)]
     struct Seen(Mutex<Vec<(&'static str, &'static str)>>);
 
@@ -348,7 +419,10 @@ mod tests {
         let url = Url::parse(url).unwrap();
         let name = EndpointName::new("a");
         let timeout = Duration::from_secs(5);
-        let transport = Transport::new(ChainId::new(1), name, url, timeout, seen.clone()).unwrap();
+        let clock = Arc::new(ManualClock::new(Timestamp::from_millis(0)));
+        let gate = Gate::new(&EndpointLimits::default(), clock, timeout);
+        let transport =
+            Transport::new(ChainId::new(1), name, url, timeout, seen.clone(), gate).unwrap();
         // The answers below were written beforehand.
         Transport { next_id: AtomicU64::new(0), ..transport }
     }
@@ -421,6 +495,11 @@ mod tests {
             (http("429 Too Many Requests", r#"{"id":0,"result":"0x1"}"#), Kind::RateLimited),
             (http("502 Bad Gateway", &format!("<html>no {KEY}")), Kind::RpcError),
             (http("302 Found", "elsewhere"), Kind::RpcError),
+            (
+                http(&format!("302 Found\r\nlocation: http://127.0.0.1:1/{KEY}"), KEY),
+                Kind::RpcError,
+            ),
+            (http(&format!("503 {KEY}\r\nretry-after: {KEY}"), KEY), Kind::RpcError),
             (http("200 OK", &echo), Kind::RpcError),
             (http("400 Bad Request", &echo), Kind::RpcError),
             (http("200 OK", &format!("who is {KEY}?")), Kind::BadAnswer),

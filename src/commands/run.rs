@@ -82,7 +82,7 @@ pub async fn run(args: &ConfigArgs) -> anyhow::Result<Ending> {
     let mut tunings = BTreeMap::new();
     for chain in chains {
         let tuning = ChainTuning { grid: chain.grid, settings: chain.fit };
-        let (id, chain) = watch_chain(chain, &metrics)?;
+        let (id, chain) = watch_chain(chain, &metrics, Arc::clone(&clock))?;
         watched.insert(id, Arc::new(chain));
         tunings.insert(id, tuning);
     }
@@ -172,10 +172,11 @@ async fn open_when_reachable(
 pub fn watch_chain(
     configured: ConfiguredChain,
     metrics: &Metrics,
+    clock: Arc<dyn Clock>,
 ) -> anyhow::Result<(ChainId, WatchedChain)> {
     let ConfiguredChain { settings, schedule, timing, policy, .. } = configured;
     let id = settings.chain_id;
-    let chain = Chain::new(settings, rpc_observer(metrics))?;
+    let chain = Chain::new(settings, rpc_observer(metrics), clock)?;
     Ok((id, WatchedChain { chain, schedule, timing, policy }))
 }
 

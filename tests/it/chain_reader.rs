@@ -88,6 +88,7 @@ macro_rules! suite {
                 states_from_another_block_are_a_bad_answer
                 states_are_read_at_the_hash_of_the_head_or_not_at_all
                 a_slow_down_is_rate_limited
+                an_endpoint_that_refuses_is_left_alone_for_a_while
                 an_endpoint_that_hangs_takes_nothing_from_the_others
                 a_token_that_burns_all_gas_does_not_touch_its_neighbours
                 what_an_endpoint_says_is_never_kept_whole

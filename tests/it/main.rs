@@ -7,6 +7,7 @@
 )]
 
 mod chain_reader;
+mod costs;
 mod process;
 mod sim_node;
 mod store_conformance;

@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use super::{Audience, Runner, STORY_CHAIN, Told};
 use crate::chain::{Chain, ChainSettings, EndpointSettings, MULTICALL3, Permit2Settings};
 use crate::clock::{Clock, ManualClock};
-use crate::domain::{EndpointName, Outcome, PaidAfter, PaymentId, Policy};
+use crate::domain::{Outcome, PaidAfter, PaymentId, Policy};
 use crate::schedule::{Pacing, Schedule, Timing};
 use crate::sim::SimServer;
 use crate::sim::scenario::{KillPoint, Scenario};
@@ -122,10 +122,11 @@ pub(super) fn start_daemon(
         quorum: scenario.policy.quorum,
         positive_quorum: 1,
     };
-    let endpoints = server.urls().iter().enumerate().map(|(i, url)| EndpointSettings {
-        name: EndpointName::new(&format!("endpoint-{i}")),
-        url: url.clone(),
-    });
+    let endpoints = server
+        .urls()
+        .iter()
+        .enumerate()
+        .map(|(i, url)| EndpointSettings::new(&format!("endpoint-{i}"), url.clone()));
     let settings = ChainSettings {
         chain_id: STORY_CHAIN,
         endpoints: endpoints.collect(),
@@ -140,9 +141,10 @@ pub(super) fn start_daemon(
         multicall3: MULTICALL3,
         permit2: Permit2Settings::default(),
         request_timeout: REQUEST_TIMEOUT,
+        hedge_after: Duration::from_secs(2),
     };
     let watched = WatchedChain {
-        chain: Chain::new(settings, rpc_observer(&metrics))?,
+        chain: Chain::new(settings, rpc_observer(&metrics), clock.clone())?,
         schedule: Schedule::default(),
         timing: Timing {
             finality_margin: scenario.chain.finalized_lag + FINALITY_SLACK,

@@ -8,6 +8,7 @@ use alloy_primitives::{Address, B256, U256, keccak256};
 use reconciled::chain::{
     Breadth, Chain, ChainSettings, EndpointSettings, MULTICALL3, Permit2Settings, RpcObserver,
 };
+use reconciled::clock::ManualClock;
 use reconciled::domain::{
     Amount, BlockRef, BlockTime, ChainId, EndpointName, Evidence, Method, Observation, OrderId,
     Payment, PaymentId, PaymentStatus, Rail, ReadFailureKind, Timestamp,
@@ -173,14 +174,15 @@ impl RpcObserver for Calls {
 pub(crate) struct Reader {
     pub(crate) chain: Chain,
     pub(crate) calls: Arc<Calls>,
+    clock: Arc<ManualClock>,
 }
 
 /// Settings for `chain`, read through `urls`, named a, b, c, …
 pub(crate) fn settings(chain: &impl TestChain, urls: &[Url]) -> ChainSettings {
-    let named = urls.iter().zip('a'..).map(|(url, name)| EndpointSettings {
-        name: EndpointName::new(&name.to_string()),
-        url: url.clone(),
-    });
+    let named = urls
+        .iter()
+        .zip('a'..)
+        .map(|(url, name)| EndpointSettings::new(&name.to_string(), url.clone()));
     ChainSettings {
         chain_id: chain.chain_id(),
         endpoints: named.collect(),
@@ -195,13 +197,15 @@ pub(crate) fn settings(chain: &impl TestChain, urls: &[Url]) -> ChainSettings {
         multicall3: MULTICALL3,
         permit2: Permit2Settings::default(),
         request_timeout: Duration::from_secs(20),
+        hedge_after: Duration::from_secs(2),
     }
 }
 
 impl Reader {
     pub(crate) fn with(settings: ChainSettings) -> Self {
         let calls = Arc::new(Calls::default());
-        Self { chain: Chain::new(settings, calls.clone()).unwrap(), calls }
+        let clock = Arc::new(ManualClock::new(Timestamp::from_millis(0)));
+        Self { chain: Chain::new(settings, calls.clone(), clock.clone()).unwrap(), calls, clock }
     }
 
     /// Reads `chain` directly.
@@ -232,6 +236,7 @@ impl Reader {
         now: Timestamp,
         within: Duration,
     ) -> Vec<Evidence> {
+        self.clock.set(now);
         let evidence = self.chain.read(payments, breadth, now, within).await;
         assert_eq!(evidence.len(), payments.len());
         evidence

@@ -243,6 +243,8 @@ pub(crate) async fn without_multicall3_the_answers_are_the_same<C: TestChain>() 
     let second = reader.read(&payments).await;
     assert_eq!(reader.calls.of("eth_call"), calls + 6, "its absence is remembered");
     assert_eq!(first, second);
+    reader.read_at(&payments, Breadth::FirstAnswer, 601).await;
+    assert_eq!(reader.calls.of("eth_call"), calls + 6 + 7, "after a while it is tried again");
     for evidence in &first[..4] {
         assert_eq!(observed(evidence).nonce, NonceState::Unused);
     }

@@ -280,6 +280,20 @@ pub(crate) async fn a_slow_down_is_rate_limited<C: TestChain>() {
     assert!(is_transferred(&evidence[0]));
 }
 
+pub(crate) async fn an_endpoint_that_refuses_is_left_alone_for_a_while<C: TestChain>() {
+    let (chain, payments, _) = staged::<C>().await;
+    let limited = proxy(chain.url(), |_, answer| refuse(answer, -32016, "over rate limit")).await;
+    let reader = Reader::with(settings(&chain, &[limited]));
+    let read = async |secs| reader.read_at(&payments, Breadth::FirstAnswer, secs).await;
+    let mut calls = Vec::new();
+    for secs in [0, 0, 1, 2, 3] {
+        let evidence = read(secs).await;
+        assert_eq!(failures(&evidence[0]), [Some(ReadFailureKind::RateLimited)], "at {secs} s");
+        calls.push(reader.calls.total());
+    }
+    assert_eq!(calls, [3, 3, 6, 6, 9], "1 s, then 2 s; nothing is sent in between");
+}
+
 pub(crate) async fn a_failed_log_read_fails_only_the_used_payments<C: TestChain>() {
     let (chain, payments, _) = staged::<C>().await;
     let (evidence, reader) = read_through(&chain, &payments, |call, answer| {
@@ -314,7 +328,12 @@ pub(crate) async fn an_endpoint_that_hangs_takes_nothing_from_the_others<C: Test
     for breadth in [Breadth::FirstAnswer, Breadth::All] {
         let within = Duration::from_secs(6);
         let evidence = reader.read_within(&payments, breadth, now, within).await;
-        assert_eq!(failures(&evidence[0]), [Some(ReadFailureKind::Unreachable), None]);
+        // The narrow read has its evidence and waits no longer; the wide one says who was silent.
+        let expected: &[_] = match breadth {
+            Breadth::FirstAnswer => &[None],
+            Breadth::All => &[Some(ReadFailureKind::Unreachable), None],
+        };
+        assert_eq!(failures(&evidence[0]), expected);
         assert!(is_transferred(&evidence[0]), "{breadth:?}");
     }
 }

@@ -218,6 +218,20 @@ async fn a_limited_log_range_hides_nothing() {
 }
 
 #[tokio::test]
+async fn narrow_reads_are_spread_over_the_endpoints() {
+    let chain = OnSim::with_endpoints(3).await;
+    let payment = payment(&chain, &authorization(&chain, 1).await).await;
+    let reader = Reader::with(settings(&chain, chain.0.urls()));
+    for _ in 0..9 {
+        let evidence = reader.read_one(&payment).await;
+        assert_eq!(observed(&evidence).nonce, NonceState::Unused);
+    }
+    let asked: Vec<u64> = (0..3).map(|endpoint| chain.0.requests_to(endpoint)).collect();
+    // The chain id once, and three reads of three calls each.
+    assert_eq!(asked, [10, 10, 10]);
+}
+
+#[tokio::test]
 async fn one_endpoint_that_lies_is_seen_beside_one_that_does_not() {
     let chain = OnSim::with_endpoints(2).await;
     let authorization = authorization(&chain, 1).await;

@@ -56,18 +56,18 @@ impl Worker {
         let config = Config::parse(configuration, []).unwrap();
         config.validate_limits().unwrap();
         let metrics = Metrics::new().unwrap();
+        let clock = Arc::new(ManualClock::new(now));
         let watched: BTreeMap<_, _> = config
             .chains(|_| None)
             .unwrap()
             .into_iter()
-            .map(|chain| watch_chain(chain, &metrics).unwrap())
+            .map(|chain| watch_chain(chain, &metrics, Arc::<ManualClock>::clone(&clock)).unwrap())
             .map(|(id, chain)| (id, Arc::new(chain)))
             .collect();
         let store = connect(&home.url(), 4).await.unwrap();
         store.migrate().await.unwrap();
         store.verify_schema().await.unwrap();
         let gateway = GatewayDb::connect(&home.url()).await.unwrap();
-        let clock = Arc::new(ManualClock::new(now));
         let checker = Arc::new(Checker::new(
             Arc::clone(&store),
             watched,
