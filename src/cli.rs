@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::domain::Rail;
+use crate::domain::{CLOSED_BY_ITSELF, FlagKind, Rail};
 
 /// Finds out what happened to payments whose settlement outcome nobody knows.
 ///
@@ -64,6 +65,9 @@ pub enum Command {
     },
     /// Show how long payments take to settle and when they are checked, or fit that anew.
     Schedule(ScheduleArgs),
+    /// List what only a person can decide, and close what was decided.
+    #[command(subcommand)]
+    Flags(FlagsCommand),
     /// Show the main job on a simulated chain: payments with different fates, each resolved and explained.
     Demo,
     /// Run a folder of seeded cases and say which ended right.
@@ -79,6 +83,38 @@ pub struct ScheduleArgs {
     /// What to do with them.
     #[command(subcommand)]
     pub command: ScheduleCommand,
+    /// The configuration.
+    #[command(flatten)]
+    pub config: ConfigArgs,
+}
+
+/// What to do with flags.
+#[derive(Debug, Subcommand)]
+pub enum FlagsCommand {
+    /// List open flags, oldest first.
+    List(FlagsListArgs),
+    /// Close flags, with a note of what was decided. One whose cause comes back opens again.
+    Close(FlagsCloseArgs),
+}
+
+/// Which flags to list.
+#[derive(Debug, Args)]
+pub struct FlagsListArgs {
+    /// Of this kind only.
+    #[arg(long, value_parser = flag_kind(), value_name = "KIND")]
+    pub kind: Option<FlagKind>,
+    /// About this payment only.
+    #[arg(long, value_name = "ID")]
+    pub payment: Option<String>,
+    /// Closed ones too.
+    #[arg(long)]
+    pub all: bool,
+    /// The most flags to list.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub limit: u32,
+    /// JSON instead of text.
+    #[arg(long)]
+    pub json: bool,
     /// The configuration.
     #[command(flatten)]
     pub config: ConfigArgs,
@@ -126,6 +162,47 @@ pub struct SeriesArgs {
 
 fn parse_rail(text: &str) -> Result<Rail, String> {
     Rail::from_code(text).ok_or_else(|| "must be x402 or mpp".to_owned())
+}
+
+/// Which flags to close, and what is to be remembered of it.
+#[derive(Debug, Args)]
+pub struct FlagsCloseArgs {
+    /// Ids of flags, as `flags list` shows them.
+    #[arg(required = true, num_args = 1..=FLAGS_CLOSE_MAX)]
+    pub ids: Vec<i64>,
+    /// What was decided, for whoever reads it later.
+    #[arg(long, value_parser = said, value_name = "TEXT")]
+    pub note: String,
+    /// Who decided it.
+    #[arg(long, env = "USER", value_parser = somebody, value_name = "NAME")]
+    pub by: String,
+    /// JSON instead of text.
+    #[arg(long)]
+    pub json: bool,
+    /// The configuration.
+    #[command(flatten)]
+    pub config: ConfigArgs,
+}
+
+/// The most flags one `flags close` takes.
+const FLAGS_CLOSE_MAX: usize = 1_000;
+
+fn flag_kind() -> impl TypedValueParser<Value = FlagKind> {
+    PossibleValuesParser::new(FlagKind::ALL.iter().map(|kind| kind.code()))
+        .try_map(|code| FlagKind::from_code(&code).ok_or("is not the kind of any flag"))
+}
+
+fn said(text: &str) -> Result<String, &'static str> {
+    let text = text.trim();
+    if text.is_empty() { Err("say what was decided") } else { Ok(text.to_owned()) }
+}
+
+fn somebody(name: &str) -> Result<String, &'static str> {
+    match said(name) {
+        Ok(name) if name == CLOSED_BY_ITSELF => Err("is what the daemon signs with; name a person"),
+        Ok(name) => Ok(name),
+        Err(_) => Err("name a person"),
+    }
 }
 
 /// Which cases to run, and where.

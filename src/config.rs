@@ -14,7 +14,7 @@ use serde::Deserialize;
 use url::Url;
 
 use crate::chain::{ChainSettings, EndpointLimits, EndpointSettings, MULTICALL3, Permit2Settings};
-use crate::domain::{ChainId, LatePolicy, PaidAfter, Policy};
+use crate::domain::{ChainId, LatePolicy, PaidAfter, Policy, RefundPolicy};
 use crate::schedule::{FitSettings, Grid, Schedule, Timing};
 use crate::store::DatabaseUrl;
 use crate::telemetry::LogFormat;
@@ -157,6 +157,18 @@ mod schedule;
 pub use schedule::ScheduleSection;
 
 section! {
+    /// `[refunds]`
+    Refunds {
+        /// How often the chain is searched for refunds that are claimed or sent.
+        every: Span = secs(60),
+        /// How often for those that are owed or blocked.
+        owed_every: Span = secs(3_600),
+        /// The most records searched for at once.
+        batch_max: u32 = 200,
+    }
+}
+
+section! {
     /// `[shutdown]`
     Shutdown {
         /// How long a stop may take.
@@ -230,6 +242,9 @@ pub struct ChainSection {
     /// Whether Multicall3's block number is another chain's.
     #[serde(default)]
     pub foreign_block_number: bool,
+    /// The wallets that pay refunds; anybody's refund counts where none are named.
+    #[serde(default)]
+    pub refund_wallets: Vec<Address>,
     /// Overrides `policy.paid_after`.
     #[serde(default)]
     pub paid_after: Option<String>,
@@ -336,6 +351,8 @@ pub struct Config {
     #[serde(default)]
     pub schedule: ScheduleSection,
     #[serde(default)]
+    pub refunds: Refunds,
+    #[serde(default)]
     pub shutdown: Shutdown,
     #[serde(default)]
     pub policy: PolicySection,
@@ -357,10 +374,12 @@ pub struct ConfiguredChain {
     pub grid: Grid,
     /// What schedules are fitted for.
     pub fit: FitSettings,
+    /// Whom to believe about refunds.
+    pub refunds: RefundPolicy,
 }
 
 /// Sections whose keys the environment can override.
-const SECTIONS: [&str; 9] = [
+const SECTIONS: [&str; 10] = [
     "database",
     "http",
     "log",
@@ -368,6 +387,7 @@ const SECTIONS: [&str; 9] = [
     "checks",
     "reconcile",
     "schedule",
+    "refunds",
     "shutdown",
     "policy",
 ];
@@ -455,11 +475,14 @@ impl Config {
         };
         at_least("discovery.batch_max", self.discovery.batch_max.into(), 1)?;
         at_least("checks.batch_max", self.checks.batch_max.into(), 1)?;
+        at_least("refunds.batch_max", self.refunds.batch_max.into(), 1)?;
         at_least("reconcile.page_size", self.reconcile.page_size.into(), 1)?;
         self.schedule.validate()?;
         for (key, span, least) in [
             ("discovery.every", self.discovery.every, Duration::from_millis(10)),
             ("checks.lease_ttl", self.checks.lease_ttl, Duration::from_secs(5)),
+            ("refunds.every", self.refunds.every, Duration::from_secs(1)),
+            ("refunds.owed_every", self.refunds.owed_every, Duration::from_secs(1)),
             ("shutdown.grace", self.shutdown.grace, Duration::from_secs(1)),
         ] {
             if span.0 < least {
@@ -588,6 +611,9 @@ impl ChainSection {
                 return Err(bad(format!("{key}.{name}"), "must be longer than \"0s\""));
             }
         }
+        if self.refund_wallets.contains(&Address::ZERO) {
+            return Err(bad(format!("{key}.refund_wallets"), "names the zero address"));
+        }
         let timing = Timing {
             finality_margin: self.finality_margin.0,
             deadline_margin: self.block_time.0.saturating_mul(DEADLINE_MARGIN_BLOCKS),
@@ -596,6 +622,10 @@ impl ChainSection {
         };
         let (grid, fit) = schedule.for_chain(self.block_time.0, policy.paid_after, &timing)?;
         Ok(ConfiguredChain {
+            refunds: RefundPolicy {
+                wallets: self.refund_wallets.clone(),
+                quorum: policy.positive_quorum,
+            },
             settings: ChainSettings {
                 chain_id: ChainId::new(self.chain_id),
                 endpoints,

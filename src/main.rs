@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use reconciled::cli::{Cli, Command};
+use reconciled::cli::{Cli, Command, FlagsCommand};
 use reconciled::commands::{self, Ending};
 use reconciled::errors::error_chain;
 
@@ -43,6 +43,8 @@ async fn dispatch(command: Command) -> anyhow::Result<Ending> {
             commands::recheck::recheck(&config, &ids, json).await
         }
         Command::Schedule(args) => commands::schedule::schedule(&args).await,
+        Command::Flags(FlagsCommand::List(args)) => commands::flags::list(&args).await,
+        Command::Flags(FlagsCommand::Close(args)) => commands::flags::close(&args).await,
         Command::Demo => commands::demo::demo().await,
         Command::Drill(args) => commands::drill::drill(&args).await,
     }

@@ -96,6 +96,8 @@ pub struct Metrics {
     pub task_failures: IntCounterVec,
     /// Activations of a task that panicked.
     pub task_panics: IntCounterVec,
+    /// When a chain was last searched for every refund that was due.
+    pub refunds_searched: GaugeVec,
     scrape_failed: Gauge,
 }
 
@@ -195,6 +197,11 @@ impl Metrics {
                 "task_panics_total",
                 "Activations of a task that panicked.",
                 &["task"],
+            )?,
+            refunds_searched: times(
+                "refunds_searched_timestamp_seconds",
+                "When every refund that was due had been looked for on the chain; 0 before.",
+                &["chain"],
             )?,
             scrape_failed: register(
                 &registry,
@@ -323,6 +330,7 @@ impl RpcObserver for Metrics {
             }
         }
         self.rpc_duration.with_label_values(&[chain.as_str(), endpoint]);
+        self.refunds_searched.with_label_values(&[chain.as_str()]);
         for outcome in ReadFailureKind::ALL.iter().map(|kind| kind.code()).chain(["ok"]) {
             self.endpoint_reads.with_label_values(&[chain.as_str(), endpoint, outcome]);
         }

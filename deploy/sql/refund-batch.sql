@@ -48,7 +48,8 @@ returning r.id, r.payment_id, r.chain_id, r.token, r.payer, r.amount, r.refund_n
 --    Then broadcast. No answer is no answer: the record stays `sent`. To try again, send the same
 --    authorization, or a new one with the same refund_nonce: at most one can land.
 
--- 5. Paid: only when the Transfer to the payer is in a finalized block.
+-- 5. Paid: the daemon writes that by itself, once the transfer with the record's nonce is in a final block. By hand
+--    only what was paid without the nonce, and only when the Transfer to the payer is in a finalized block.
 --
 --      update reconciled.refunds_owed set status = 'paid', paid_tx = :'tx', paid_at = now()
 --       where id = :id and status = 'sent' and batch_id = :'batch'

@@ -167,20 +167,20 @@ fn is_consumption(log: &TokenLog) -> bool {
 }
 
 /// Where a log stands: transaction, index within the block, and the contract that emitted it.
-type LogPlace = (B256, u64, Address);
+pub(super) type LogPlace = (B256, u64, Address);
 
-fn place(log: &TokenLog) -> LogPlace {
+pub(super) fn place(log: &TokenLog) -> LogPlace {
     (log.tx_hash, log.log_index, log.token)
 }
 
 /// Where EIP-3009's `Transfer` must stand.
-fn place_behind(used: &TokenLog) -> LogPlace {
+pub(super) fn place_behind(used: &TokenLog) -> LogPlace {
     (used.tx_hash, used.log_index.saturating_add(1), used.token)
 }
 
 /// What the transfer directly behind an `AuthorizationUsed` makes of it. Another payer's, or one of
 /// another shape, is not the one EIP-3009 asks for.
-fn pair(used: &TokenLog, transfer: &TokenLog) -> ConsumptionKind {
+pub(super) fn pair(used: &TokenLog, transfer: &TokenLog) -> ConsumptionKind {
     let value = <[u8; 32]>::try_from(&transfer.data[..]);
     match (value, transfer.topics.as_slice()) {
         (Ok(value), [_, from, to]) if *from == used.topics[1] => {

@@ -89,7 +89,7 @@ impl Ranges {
 pub(super) struct LogFilter {
     /// The emitting contracts.
     pub(super) tokens: Vec<Address>,
-    /// Per position, the alternatives; the first position is the event.
+    /// Per position, the alternatives; none of them means any. The first position is the event.
     pub(super) topics: Vec<Vec<B256>>,
 }
 
@@ -145,7 +145,11 @@ impl RawLog {
             return Err("a log of another contract");
         }
         let fits = self.topics.len() >= filter.topics.len()
-            && filter.topics.iter().zip(&self.topics).all(|(any, topic)| any.contains(topic));
+            && filter
+                .topics
+                .iter()
+                .zip(&self.topics)
+                .all(|(any, topic)| any.is_empty() || any.contains(topic));
         if !fits {
             return Err("a log with other topics");
         }
@@ -215,11 +219,14 @@ impl Endpoint {
         filter: &LogFilter,
         range: (u64, u64),
     ) -> Result<Vec<TokenLog>, CallError> {
+        // Nodes agree about null, not about an empty list.
+        let topics: Vec<Option<&Vec<B256>>> =
+            filter.topics.iter().map(|any| (!any.is_empty()).then_some(any)).collect();
         let params = json!([{
             "fromBlock": format!("{:#x}", range.0),
             "toBlock": format!("{:#x}", range.1),
             "address": filter.tokens,
-            "topics": filter.topics,
+            "topics": topics,
         }]);
         let result = self.transport.call(Call { method: "eth_getLogs", params }).await?;
         let logs: Vec<RawLog> = decode("eth_getLogs", &result)?;
@@ -324,5 +331,14 @@ mod tests {
             let refused = check(&|log| log[field] = json!(null));
             assert_eq!(refused, Err("a log without its block, transaction or index"));
         }
+        let any = LogFilter { topics: vec![vec![event], vec![], vec![payer]], ..filter };
+        let checked = |topics: serde_json::Value| {
+            let mut log = good.clone();
+            log["topics"] = topics;
+            serde_json::from_value::<RawLog>(log).unwrap().check(&any, (5, 9)).map(|_| ())
+        };
+        assert_eq!(checked(json!([event, event, payer])), Ok(()), "a position for any topic");
+        assert_eq!(checked(json!([event, payer, event])), Err("a log with other topics"));
+        assert_eq!(checked(json!([event, payer])), Err("a log with other topics"));
     }
 }

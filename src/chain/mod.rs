@@ -15,6 +15,7 @@ mod multicall;
 mod narrow;
 mod permit2;
 mod read;
+mod refunds;
 mod transport;
 mod wide;
 

@@ -130,6 +130,7 @@ impl Audience for Narrator {
             }
             Told::GatewaySet(set) => ("gateway", format!("{set:?}")),
             Told::Chain(act) => ("chain", self.tell_chain(at, &act)),
+            Told::Refund(act) => ("refunds", format!("{:?}: {}", act.step, act.payment)),
             Told::Rpc { endpoint, fault, starts } => {
                 let what = if starts { "from now on" } else { "no longer" };
                 ("endpoint", format!("number {endpoint} is {what}: {fault:?}"))
@@ -202,6 +203,7 @@ const fn words(outcome: Outcome) -> &'static str {
         Outcome::Reinstated => "reinstated and paid",
         Outcome::RefundOwed => "settled, refund owed",
         Outcome::Confirmed => "confirmed",
+        Outcome::RefundPaid => "refund paid",
         Outcome::Failed => "failed",
         Outcome::AuthorizationReused => "failed and flagged",
         Outcome::Reopened => "unknown again",

@@ -3,6 +3,7 @@
 pub mod demo;
 pub mod drill;
 pub mod explain;
+pub mod flags;
 pub mod migrate;
 pub mod recheck;
 pub mod run;

@@ -23,8 +23,8 @@ use crate::store::{DatabaseUrl, Store, StoreError, connect};
 use crate::telemetry::{Metrics, init_logging, rpc_observer};
 use crate::worker::tune::ChainTuning;
 use crate::worker::{
-    Checker, CheckerSettings, Discovery, Driver, Maintenance, Reconcile, Sampling, Schedules, Stop,
-    Targeted, Tuning, WatchedChain,
+    Checker, CheckerSettings, Discovery, Driver, Maintenance, Reconcile, RefundSettings, Refunds,
+    Sampling, Schedules, Stop, Targeted, Tuning, WatchedChain,
 };
 
 /// The share of the grace period that reading may go on for; the rest is for giving leases back.
@@ -80,17 +80,32 @@ pub async fn run(args: &ConfigArgs) -> anyhow::Result<Ending> {
     };
     let mut watched = BTreeMap::new();
     let mut tunings = BTreeMap::new();
-    for chain in chains {
-        let tuning = ChainTuning { grid: chain.grid, settings: chain.fit };
-        let (id, chain) = watch_chain(chain, &metrics, Arc::clone(&clock))?;
-        watched.insert(id, Arc::new(chain));
+    let mut refunding = BTreeMap::new();
+    for configured in chains {
+        let tuning = ChainTuning { grid: configured.grid, settings: configured.fit };
+        let refunds = configured.refunds.clone();
+        let (id, chain) = watch_chain(configured, &metrics, Arc::clone(&clock))?;
+        let chain = Arc::new(chain);
+        watched.insert(id, Arc::clone(&chain));
         tunings.insert(id, tuning);
+        refunding.insert(id, (chain, refunds));
     }
     let schedules = Arc::new(Schedules::new(config.following()));
     // The first checks should find the schedules that are in use. If not, sampling reads them soon.
     if let Err(error) = schedules.refresh(store.as_ref()).await {
         tracing::warn!(error = error_chain(&error), "fitted schedules could not be read yet");
     }
+    let refunds = Refunds {
+        store: Arc::clone(&store),
+        chains: refunding,
+        clock: Arc::clone(&clock),
+        metrics: metrics.clone(),
+        settings: RefundSettings {
+            every: config.refunds.every.0,
+            owed_every: config.refunds.owed_every.0,
+            batch_max: config.refunds.batch_max,
+        },
+    };
     let checker = Checker::new(
         Arc::clone(&store),
         watched.clone(),
@@ -101,7 +116,7 @@ pub async fn run(args: &ConfigArgs) -> anyhow::Result<Ending> {
     );
     let checker = Arc::new(checker.with_schedules(Arc::clone(&schedules)));
     let mut driver = Driver::new(Arc::clone(&clock), metrics.clone(), stop.clone());
-    start_tasks(&config, &checker, &mut driver, tick);
+    start_tasks(&config, &checker, refunds, &mut driver, tick);
     if config.schedule.enabled {
         let fitting = Fitting { store: &store, clock: &clock, metrics: &metrics, schedules };
         fitting.start(&config, repeats, watched, tunings, &mut driver);
@@ -181,7 +196,13 @@ pub fn watch_chain(
 }
 
 /// Starts every task; `tick` wakes the full reconcile.
-fn start_tasks(config: &Config, checker: &Arc<Checker>, driver: &mut Driver, tick: Arc<Notify>) {
+fn start_tasks(
+    config: &Config,
+    checker: &Arc<Checker>,
+    refunds: Refunds,
+    driver: &mut Driver,
+    tick: Arc<Notify>,
+) {
     let due = Arc::new(Notify::new());
     let every = config.discovery.every.0;
     let discovery = Discovery {
@@ -202,6 +223,7 @@ fn start_tasks(config: &Config, checker: &Arc<Checker>, driver: &mut Driver, tic
     driver.start(Arc::new(discovery), every, Arc::new(Notify::new()));
     driver.start(Arc::new(targeted), every, due);
     driver.start(Arc::new(reconcile), TICKED, tick);
+    driver.start(Arc::new(refunds), config.refunds.every.0, Arc::new(Notify::new()));
     driver.start(Arc::new(maintenance), MAINTENANCE_EVERY, Arc::new(Notify::new()));
 }
 

@@ -12,25 +12,9 @@ use super::{
     Inconclusive, Judged, LatePolicy, NextCheck, Order, OrderChange, OrderStatus, Outcome,
     PaymentId, PaymentStatus, Phase, Policy, RefundChange, RefundOwed, RefundReason, RefundStatus,
     Reservation, ReservationStatus, Resolution, Settlement, Sibling, Situation, StockChange,
-    Timestamp, Transfer, TransferChange, Unsettleable, Verdict, WatchChange, refund_nonce,
+    Timestamp, Transfer, TransferChange, Unsettleable, Verdict, WatchChange, flag::causes_gone,
+    refund_nonce,
 };
-
-/// Flags that say "this could not be read": gone as soon as it could.
-const UNREADABLE: [FlagKind; 5] = [
-    FlagKind::MalformedPayment,
-    FlagKind::ChainNotConfigured,
-    FlagKind::UnsupportedMethod,
-    FlagKind::InconclusiveAtDeadline,
-    FlagKind::OrderUnreadable,
-];
-
-/// The same without [`FlagKind::InconclusiveAtDeadline`], which only a conclusion closes.
-const UNPARSED: [FlagKind; 4] = [
-    FlagKind::MalformedPayment,
-    FlagKind::ChainNotConfigured,
-    FlagKind::UnsupportedMethod,
-    FlagKind::OrderUnreadable,
-];
 
 /// What changes because of `judged`, given freshly locked rows. The table of DESIGN section 7.
 ///
@@ -50,7 +34,8 @@ pub fn resolve(
         }
         Verdict::Inconclusive(reason) => decision.inconclusive(*reason, judged),
     };
-    let resolution = never_closed_too_early(resolution, situation);
+    let mut resolution = never_closed_too_early(resolution, situation);
+    resolution.close_flags = causes_gone(&judged.verdict, situation, &resolution);
     if resolution.is_recorded() || resolution.outcome == Outcome::Flagged {
         return resolution;
     }
@@ -131,10 +116,15 @@ impl Decision<'_> {
     /// back, so the block alone does not tell one time from another: when it was recorded does. Writing
     /// an ending again over a careless gateway is no news, and has the same key.
     fn transfer_event(&self, kind: EventKind, settlement: &Settlement) -> Event {
+        self.event(kind, &self.time_of(settlement))
+    }
+
+    /// One time of a transfer on the chain, told from others of the same log.
+    fn time_of(&self, settlement: &Settlement) -> String {
         let known = self.situation.recorded;
         let known = known.filter(|r| r.settlement.transfer.is_same_log(&settlement.transfer));
         let since = known.map_or(self.now, |recorded| recorded.seen_at);
-        self.event(kind, &format!("{}:{}", block_key(settlement), since.as_millis()))
+        format!("{}:{}", block_key(settlement), since.as_millis())
     }
 
     fn after_settled(&self, settlement: &Settlement) -> WatchChange {
@@ -166,7 +156,6 @@ impl Decision<'_> {
                 Some(recorded) if recorded == settlement => TransferChange::Keep,
                 _ => TransferChange::Record(*settlement),
             },
-            close_flags: UNREADABLE.to_vec(),
             watch: self.after_settled(settlement),
             ..self.wait()
         };
@@ -345,8 +334,11 @@ impl Decision<'_> {
         } else {
             self.fail(next)
         };
-        Resolution { outcome: Outcome::AuthorizationReused, ..resolution }
-            .flagged(FlagKind::AuthorizationReused, detail)
+        Resolution { outcome: Outcome::AuthorizationReused, ..resolution }.flagged_once(
+            FlagKind::AuthorizationReused,
+            settlement.transfer.tx_hash,
+            detail,
+        )
     }
 
     // ---- Pending, Unsettleable
@@ -363,7 +355,7 @@ impl Decision<'_> {
         }
         let at_deadline = as_of.time.reached(self.policy.deadline(payment));
         if !at_deadline || payment.status == PaymentStatus::Failed {
-            return Resolution { close_flags: UNPARSED.to_vec(), ..self.wait_as_recorded() };
+            return self.wait_as_recorded();
         }
         if !has_quorum {
             return self.wait_as_recorded().flagged(
@@ -394,8 +386,11 @@ impl Decision<'_> {
         let resolution = self.never_lands(as_of, moved);
         match reason {
             // Flagged at once, though the payment may wait for its deadline.
-            Unsettleable::UsedElsewhere => resolution
-                .flagged(FlagKind::NonceUsedElsewhere, json!({ "consumption": consumption })),
+            Unsettleable::UsedElsewhere => {
+                let by = consumption.map(|c| c.log.tx_hash.to_string()).unwrap_or_default();
+                let detail = json!({ "consumption": consumption });
+                resolution.flagged_once(FlagKind::NonceUsedElsewhere, by, detail)
+            }
             _ => resolution,
         }
     }
@@ -423,7 +418,7 @@ impl Decision<'_> {
         }
         let at_deadline = as_of.time.reached(self.policy.deadline(payment));
         if !at_deadline && !self.policy.early_failure && payment.status.is_open() {
-            return Resolution { close_flags: UNPARSED.to_vec(), ..self.wait() };
+            return self.wait();
         }
         self.fail(closed)
     }
@@ -486,7 +481,6 @@ impl Decision<'_> {
             outcome: Outcome::Failed,
             payment: (!was_failed).then_some(PaymentStatus::Failed),
             identifiers: Some(IdentifierStatus::Failed),
-            close_flags: UNREADABLE.to_vec(),
             watch: WatchChange { next, restart: false },
             ..self.wait()
         };
@@ -521,6 +515,7 @@ impl Decision<'_> {
     fn reopen(&self, lost: &Settlement) -> Resolution {
         let Situation { payment, order, refund, .. } = *self.situation;
         let detail = json!({ "lost": lost });
+        let occasion = self.time_of(lost);
         let mut resolution = Resolution {
             outcome: Outcome::Reopened,
             payment: (payment.status != PaymentStatus::Unknown).then_some(PaymentStatus::Unknown),
@@ -542,7 +537,8 @@ impl Decision<'_> {
                 | RefundStatus::Paid
                 | RefundStatus::Void,
             ) => {
-                resolution = resolution.flagged(FlagKind::ReorgedAfterRefund, detail.clone());
+                let kind = FlagKind::ReorgedAfterRefund;
+                resolution = resolution.flagged_once(kind, &occasion, detail.clone());
             }
             None => {}
         }
@@ -555,7 +551,7 @@ impl Decision<'_> {
         resolution.order = Some(OrderChange { status: OrderStatus::Paying, paid_by: None });
         resolution.stock = StockChange::Hold;
         if order.delivered_at.is_some() {
-            resolution = resolution.flagged(FlagKind::ReorgedAfterDelivery, detail);
+            resolution = resolution.flagged_once(FlagKind::ReorgedAfterDelivery, &occasion, detail);
         }
         resolution
     }

@@ -1,8 +1,20 @@
-//! Flags: what only a person can decide.
+//! Flags: what only a person can decide, and when one is no longer needed.
+//!
+//! One row stands per payment, kind and subject. Raising it again while it stands changes nothing that a
+//! person decided: an open flag keeps its age, and one that a person closed stays closed, so that nobody
+//! is asked the same thing every ten minutes. Once its cause is gone the row no longer stands: it is
+//! closed by itself if nobody did before, is kept as history, and the same cause coming back is a new
+//! flag. What happens rather than holds, such as a reorg, names the occasion as its subject: the next
+//! occasion is a flag of its own, whatever became of the last one.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::order::column_code;
+use super::{
+    Finality, Inconclusive, OrderId, OrderStatus, PaymentId, Phase, RefundChange, RefundStatus,
+    Resolution, Situation, TransferChange, Verdict,
+};
 
 column_code! {
     /// What a person has to look at.
@@ -36,14 +48,223 @@ column_code! {
         StockMissing = "stock_missing",
         /// Money reached a `pay_to` and no payment knows it.
         UnmatchedTransfer = "unmatched_transfer",
+        /// A refund's nonce was used for something else than that refund.
+        RefundMismatch = "refund_mismatch",
     }
 }
 
-/// A flag to raise; at most one of a kind is open per payment.
+impl FlagKind {
+    /// What a flag that closes by itself says about why; `None`: only a person closes one of this kind.
+    pub const fn cause_gone(self) -> Option<&'static str> {
+        match self {
+            Self::MalformedPayment => Some("the row can be read"),
+            Self::ChainNotConfigured => {
+                Some("the chain is configured, or need not be read any more")
+            }
+            Self::UnsupportedMethod => Some("the method is read, or need not be any more"),
+            Self::InconclusiveAtDeadline => Some("the chain gave a conclusive answer"),
+            Self::OrderUnreadable => Some("the order can be read"),
+            Self::SettledWithoutTransfer => Some("its transfer was seen"),
+            Self::PaidByUnknown => Some("the order no longer says paid without saying by what"),
+            Self::RefundContradicted => {
+                Some("the refund was called off, or the order is no longer paid by it")
+            }
+            Self::ReorgedAfterDelivery => Some("the transfer landed again, and is final"),
+            Self::ReorgedAfterRefund => {
+                Some("the transfer landed again, and is final: the refund is right")
+            }
+            Self::NonceUsedElsewhere
+            | Self::AuthorizationReused
+            | Self::StockMissing
+            | Self::UnmatchedTransfer
+            | Self::RefundMismatch => None,
+        }
+    }
+}
+
+/// A flag to raise about the payment that is being resolved.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Flag {
     /// What a person has to look at.
     pub kind: FlagKind,
+    /// The occasion, for what happens rather than holds; else empty.
+    pub subject: String,
     /// All that is known, as JSON for people and programs.
-    pub detail: serde_json::Value,
+    pub detail: Value,
+}
+
+/// A flag to raise, and whom or what it is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RaisedFlag {
+    /// The payment it is about, if it is about one.
+    pub payment_id: Option<PaymentId>,
+    /// That payment's order.
+    pub order_id: Option<OrderId>,
+    /// The flag.
+    pub flag: Flag,
+}
+
+/// Flags whose cause is gone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GoneFlag {
+    /// What a person had to look at.
+    pub kind: FlagKind,
+    /// The payment they are about, if they are about one.
+    pub payment_id: Option<PaymentId>,
+    /// The subject; `None`: whatever it is.
+    pub subject: Option<String>,
+    /// Why the cause is gone, for whoever reads it later.
+    pub note: String,
+}
+
+/// A flag as stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredFlag {
+    /// The row.
+    pub id: i64,
+    /// What a person has to look at.
+    pub kind: FlagKind,
+    /// The payment it is about, if it is about one.
+    pub payment_id: Option<PaymentId>,
+    /// That payment's order.
+    pub order_id: Option<OrderId>,
+    /// What it is about, beyond the payment; may be empty.
+    pub subject: String,
+    /// All that is known.
+    pub detail: Value,
+    /// When it was raised.
+    pub opened_at: super::Timestamp,
+    /// When and by whom it was closed, and why.
+    pub closed: Option<Closing>,
+}
+
+/// The end of a flag.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Closing {
+    /// When.
+    pub at: super::Timestamp,
+    /// By whom; [`CLOSED_BY_ITSELF`] when its cause was gone.
+    pub by: String,
+    /// Why, in the words of whoever closed it.
+    pub note: String,
+}
+
+/// Who closes a flag whose cause is gone.
+pub const CLOSED_BY_ITSELF: &str = "reconciled";
+
+/// The payment's flags whose cause is gone once `resolution` is written: the one place that says when.
+///
+/// Not among them are flags that `resolution` raises itself.
+pub(super) fn causes_gone(
+    verdict: &Verdict,
+    situation: &Situation<'_>,
+    resolution: &Resolution,
+) -> Vec<FlagKind> {
+    let after = After { verdict, situation, resolution };
+    FlagKind::ALL
+        .iter()
+        .copied()
+        .filter(|kind| !resolution.flags.iter().any(|flag| flag.kind == *kind))
+        .filter(|kind| after.is_gone(*kind))
+        .collect()
+}
+
+/// How things stand once a resolution is written.
+struct After<'a> {
+    verdict: &'a Verdict,
+    situation: &'a Situation<'a>,
+    resolution: &'a Resolution,
+}
+
+impl After<'_> {
+    fn is_gone(&self, kind: FlagKind) -> bool {
+        let unread = match self.verdict {
+            Verdict::Inconclusive(reason) => Some(*reason),
+            _ => None,
+        };
+        // Nothing needs to be read any more: what could not be, does not matter.
+        let over = self.resolution.watch.next.phase == Phase::Closed;
+        match kind {
+            // There is a situation only where the row could be read.
+            FlagKind::MalformedPayment => true,
+            // The row is read first, then the method looked at, then the chain: a reason further down says
+            // that those above are no more.
+            FlagKind::UnsupportedMethod => {
+                over || !matches!(
+                    unread,
+                    Some(Inconclusive::MalformedPayment | Inconclusive::UnsupportedMethod)
+                )
+            }
+            FlagKind::ChainNotConfigured => {
+                over || !matches!(
+                    unread,
+                    Some(
+                        Inconclusive::MalformedPayment
+                            | Inconclusive::UnsupportedMethod
+                            | Inconclusive::ChainNotConfigured
+                    )
+                )
+            }
+            // A read that proves something, and a payment that is no longer open because of it.
+            FlagKind::InconclusiveAtDeadline => over || unread.is_none() && !self.is_open(),
+            FlagKind::OrderUnreadable => self.situation.order.is_some(),
+            FlagKind::SettledWithoutTransfer => self.finality().is_some(),
+            FlagKind::PaidByUnknown => self
+                .order()
+                .is_some_and(|(status, paid_by)| status != OrderStatus::Paid || paid_by.is_some()),
+            FlagKind::RefundContradicted => {
+                let called_off = matches!(self.refund(), None | Some(RefundStatus::Void));
+                let by_this = |(status, paid_by): (OrderStatus, Option<&PaymentId>)| {
+                    status == OrderStatus::Paid && paid_by == Some(&self.situation.payment.id)
+                };
+                self.order().is_some_and(|order| called_off || !by_this(order))
+            }
+            FlagKind::ReorgedAfterDelivery => {
+                let is_paid = self.order().is_some_and(|(status, _)| status == OrderStatus::Paid);
+                is_paid && self.finality() == Some(Finality::Final)
+            }
+            // One that is owed again by now may have been called off by a person before.
+            FlagKind::ReorgedAfterRefund => {
+                let in_other_hands = matches!(
+                    self.refund(),
+                    Some(RefundStatus::Claimed | RefundStatus::Sent | RefundStatus::Paid)
+                );
+                in_other_hands && self.finality() == Some(Finality::Final)
+            }
+            FlagKind::NonceUsedElsewhere
+            | FlagKind::AuthorizationReused
+            | FlagKind::StockMissing
+            | FlagKind::UnmatchedTransfer
+            | FlagKind::RefundMismatch => false,
+        }
+    }
+
+    fn is_open(&self) -> bool {
+        self.resolution.payment.unwrap_or(self.situation.payment.status).is_open()
+    }
+
+    /// Of the transfer recorded as this payment's, if one is.
+    fn finality(&self) -> Option<Finality> {
+        match self.resolution.transfer {
+            TransferChange::Record(settlement) => Some(settlement.finality),
+            TransferChange::Orphan => None,
+            TransferChange::Keep => self.situation.recorded.map(|known| known.settlement.finality),
+        }
+    }
+
+    fn order(&self) -> Option<(OrderStatus, Option<&PaymentId>)> {
+        let order = self.situation.order?;
+        Some(match &self.resolution.order {
+            Some(change) => (change.status, change.paid_by.as_ref()),
+            None => (order.status, order.paid_by.as_ref()),
+        })
+    }
+
+    fn refund(&self) -> Option<RefundStatus> {
+        match self.resolution.refund {
+            RefundChange::Owe(_) => Some(RefundStatus::Owed),
+            RefundChange::Void => Some(RefundStatus::Void),
+            RefundChange::Keep | RefundChange::Follow(_) => self.situation.refund,
+        }
+    }
 }

@@ -14,6 +14,7 @@ mod order;
 mod payment;
 mod policy;
 mod refund;
+mod refund_search;
 mod resolution;
 #[cfg(test)]
 mod tests;
@@ -27,7 +28,7 @@ pub use evidence::{
     BlockRef, Consumption, ConsumptionKind, EndpointName, Evidence, LogRef, NonceState,
     Observation, ReadFailure, ReadFailureKind, Reading, SeenTransfer,
 };
-pub use flag::{Flag, FlagKind};
+pub use flag::{CLOSED_BY_ITSELF, Closing, Flag, FlagKind, GoneFlag, RaisedFlag, StoredFlag};
 pub use ids::{Amount, ChainId, OrderId, PaymentId, Sku};
 pub use ledger::{
     Decided, Identifier, IdentifierChange, Ledger, RecordedTransfer, ReservationChange,
@@ -37,6 +38,10 @@ pub use order::{IdentifierStatus, Order, OrderKind, OrderStatus, Reservation, Re
 pub use payment::{MalformedPayment, Method, Payment, PaymentStatus, Rail, RawPayment, Sibling};
 pub use policy::{LatePolicy, PaidAfter, Policy};
 pub use refund::{RefundOwed, RefundReason, RefundStatus, refund_nonce};
+pub use refund_search::{
+    NonceUse, OpenRefund, RefundFinding, RefundPaid, RefundPolicy, RefundReading, RefundSearch,
+    judge_refund,
+};
 pub use resolution::{
     Event, EventKind, OrderChange, Outcome, RefundChange, Resolution, Situation, StockChange,
     TransferChange, WatchChange,

@@ -36,6 +36,13 @@ column_code! {
     }
 }
 
+impl RefundStatus {
+    /// Whether the money has not gone back, and is to.
+    pub const fn is_unfinished(self) -> bool {
+        matches!(self, Self::Owed | Self::Claimed | Self::Sent | Self::Blocked)
+    }
+}
+
 /// Money that moved and must go back: the observed value to the observed payer (I6).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefundOwed {

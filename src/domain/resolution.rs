@@ -46,6 +46,8 @@ column_code! {
         RefundOwed = "refund_owed",
         /// Recorded before; now final, or in another block, or written again over a careless gateway.
         Confirmed = "confirmed",
+        /// A refund was paid, and its record is closed.
+        RefundPaid = "refund_paid",
         /// Failed for good.
         Failed = "failed",
         /// Failed, because its transfer pays another order.
@@ -68,6 +70,8 @@ column_code! {
         OrderReopened = "order.reopened",
         /// A refund is owed.
         RefundOwed = "refund.owed",
+        /// A refund was paid.
+        RefundPaid = "refund.paid",
     }
 }
 
@@ -163,7 +167,7 @@ pub struct Resolution {
     pub refund: RefundChange,
     /// Flags to raise.
     pub flags: Vec<Flag>,
-    /// Flags whose cause is gone.
+    /// Flags whose cause is gone; filled in by [`super::resolve`].
     pub close_flags: Vec<FlagKind>,
     /// Rows for the outbox.
     pub events: Vec<Event>,
@@ -197,10 +201,19 @@ impl Resolution {
             || self.refund != RefundChange::Keep
     }
 
-    /// Raises a flag as well.
-    pub(super) fn flagged(mut self, kind: FlagKind, detail: serde_json::Value) -> Self {
-        self.close_flags.retain(|closed| *closed != kind);
-        self.flags.push(Flag { kind, detail });
+    /// Raises a flag as well, about what holds.
+    pub(super) fn flagged(self, kind: FlagKind, detail: serde_json::Value) -> Self {
+        self.flagged_once(kind, "", detail)
+    }
+
+    /// Raises a flag as well, about what happened: another occasion is another flag.
+    pub(super) fn flagged_once(
+        mut self,
+        kind: FlagKind,
+        occasion: impl ToString,
+        detail: serde_json::Value,
+    ) -> Self {
+        self.flags.push(Flag { kind, subject: occasion.to_string(), detail });
         self
     }
 }

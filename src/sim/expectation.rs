@@ -41,6 +41,9 @@ pub struct Expect {
     pub identifiers: BTreeMap<String, IdentifierStatus>,
     /// The whole list of refund records, in any order.
     pub refunds: Option<Vec<Refund>>,
+    /// What reached the buyer of each payment on the chain.
+    #[serde(default)]
+    pub refunded: BTreeMap<String, Amount>,
     /// The whole list of open flags as `kind:PAYMENT`, or `kind` alone where it is no payment's.
     pub flags: Option<Vec<String>>,
     /// Events as `kind:NAME` that have occurred, in this order; others may stand between them.
@@ -90,6 +93,8 @@ pub struct Observed {
     pub identifiers: BTreeMap<String, String>,
     /// Every refund record.
     pub refunds: Vec<Refund>,
+    /// What reached the buyer on the chain, by payment.
+    pub refunded: BTreeMap<String, Amount>,
     /// Every open flag, as `kind:PAYMENT`, or `kind` alone where it is no payment's.
     pub flags: Vec<String>,
     /// Every event, as `kind:NAME`, oldest first.
@@ -131,6 +136,7 @@ pub fn check(expect: &Expect, observed: &Observed) -> Vec<Difference> {
     if let Some(refunds) = &expect.refunds {
         differences.whole_lists("refunds", refunds, &observed.refunds);
     }
+    differences.maps("refunded", &expect.refunded, &observed.refunded);
     if let Some(flags) = &expect.flags {
         differences.whole_lists("flags", flags, &observed.flags);
     }

@@ -15,7 +15,9 @@ use crate::domain::{
 
 pub(crate) mod contract;
 pub mod error;
+pub mod flags;
 pub mod postgres;
+pub mod refunds;
 mod row;
 pub mod schedules;
 mod settled_page;
@@ -23,6 +25,8 @@ pub mod sqlite;
 mod url;
 
 pub use error::StoreError;
+pub use flags::{CloseOutcome, FlagFilter, FlagStore};
+pub use refunds::{RefundStore, SearchDue};
 pub use schedules::ScheduleStore;
 pub use url::{DatabaseUrl, connect};
 
@@ -156,7 +160,7 @@ pub struct StoryCheck {
 
 /// What the daemon asks of a database. One conformance suite holds for every implementation.
 #[async_trait]
-pub trait Store: ScheduleStore + Send + Sync + 'static {
+pub trait Store: FlagStore + RefundStore + ScheduleStore + Send + Sync + 'static {
     /// Creates or upgrades our own tables, and the gateway's where they are absent.
     async fn migrate(&self) -> Result<(), StoreError>;
 

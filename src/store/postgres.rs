@@ -20,9 +20,11 @@ use super::{
 use crate::domain::{Judged, PaymentId, Policy, Timestamp};
 
 mod apply;
+mod flags;
 mod locked;
 mod read;
 mod record;
+mod refunds;
 mod rows;
 mod schedules;
 mod schema;

@@ -20,12 +20,6 @@ use super::StoreError;
 /// How much a check's row may say.
 const DETAIL_CHARS_MAX: usize = 1_000;
 
-/// What a flag that we close ourselves says.
-pub(super) const CAUSE_GONE: &str = "the cause is gone";
-
-/// Who closed a flag, when it was us.
-pub(super) const DAEMON: &str = "daemon";
-
 /// An order's row as text; times are Unix milliseconds.
 #[derive(Debug, Default)]
 pub(super) struct RawOrder {

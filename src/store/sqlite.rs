@@ -21,8 +21,10 @@ use super::{
 use crate::domain::{Judged, PaymentId, Policy, Timestamp};
 
 mod apply;
+mod flags;
 mod load;
 mod read;
+mod refunds;
 mod schedules;
 mod schema;
 mod watches;

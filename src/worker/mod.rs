@@ -1,6 +1,6 @@
 //! The loops: discovery finds payments to follow, the targeted checks read those that are due, the full
-//! reconcile reads all that are open, sampling and tuning fit the repeat schedules, and maintenance prunes.
-//! One [`driver`] runs them all.
+//! reconcile reads all that are open, refunds are looked for on the chain, sampling and tuning fit the repeat
+//! schedules, and maintenance prunes. One [`driver`] runs them all.
 //!
 //! A task is an idempotent function without input: a hint may wake it, never steer it, so that the path
 //! after a restart is the only path. Nothing here decides about a payment (that is the domain's), and no
@@ -12,6 +12,7 @@ pub mod driver;
 mod maintenance;
 mod read;
 mod reconcile;
+mod refunds;
 pub mod sampling;
 pub mod schedules;
 mod targeted;
@@ -22,6 +23,7 @@ pub use discovery::Discovery;
 pub use driver::{Activation, Driver, Stop, Stopper, Task, TaskState};
 pub use maintenance::Maintenance;
 pub use reconcile::Reconcile;
+pub use refunds::{RefundSettings, Refunds};
 pub use sampling::Sampling;
 pub use schedules::Schedules;
 pub use targeted::Targeted;

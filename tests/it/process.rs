@@ -9,6 +9,7 @@ mod fates;
 mod key_free;
 mod kills;
 mod pages;
+mod refunds;
 mod reorgs;
 mod replicas;
 mod scene;

@@ -34,10 +34,12 @@ macro_rules! for_each_backend {
 mod careless_gateways;
 mod discovery;
 mod failing;
+mod flags;
 mod harness;
 mod leases;
 mod postgres_only;
 mod reading;
+mod refunds;
 mod refusals;
 mod reorgs;
 mod schedules;

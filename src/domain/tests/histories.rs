@@ -408,7 +408,9 @@ fn the_histories_reach_every_outcome() {
             });
         }
     }
-    let outcomes = Outcome::ALL.iter().map(|o| o.code());
+    // No resolution of a payment: the search for refunds writes it.
+    let elsewhere = [Outcome::RefundPaid];
+    let outcomes = Outcome::ALL.iter().filter(|o| !elsewhere.contains(o)).map(|o| o.code());
     let reasons = RefundReason::ALL.iter().map(|r| r.code());
     let refunds = ["refund voided", "refund moved"];
     for word in outcomes.chain(reasons).chain(refunds) {

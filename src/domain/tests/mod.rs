@@ -3,9 +3,11 @@
 
 mod support;
 
+mod flags;
 mod histories;
 mod judge;
 mod model;
 mod parse;
 mod permit2;
+mod refunds;
 mod resolve;

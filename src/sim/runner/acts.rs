@@ -69,7 +69,10 @@ impl Runner {
                 self.set_time(now);
                 return Ok(());
             }
-            Step::Act(Act::Refund { .. }) => anyhow::bail!("refunds are not followed yet"),
+            Step::Act(Act::Refund(act)) => {
+                self.write_refund(now, &act).await?;
+                Told::Refund(act)
+            }
         };
         audience.hear(now, told).await;
         Ok(())
@@ -82,8 +85,12 @@ impl Runner {
     }
 
     /// Puts a transaction into the block at `now`, which must not exist yet.
-    pub(super) fn mine(&mut self, now: Duration, step: &Step) -> anyhow::Result<()> {
-        let Step::Act(Act::Chain(act)) = step else { return Ok(()) };
+    pub(super) async fn mine(&mut self, now: Duration, step: &Step) -> anyhow::Result<()> {
+        let act = match step {
+            Step::Act(Act::Chain(act)) => act,
+            Step::Act(Act::Refund(act)) => return self.mine_refund(now, act).await,
+            _ => return Ok(()),
+        };
         let at = self.at(now);
         let chain = self.server.chain().clone();
         match act {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::domain::{Outcome, PaymentId};
 use crate::sim::Fault;
-use crate::sim::scenario::{ChainAct, GatewaySet, StoryPayment};
+use crate::sim::scenario::{ChainAct, GatewaySet, RefundAct, StoryPayment};
 
 /// Something the runner's audience may want to hear of.
 #[derive(Debug, Clone, PartialEq)]
@@ -15,6 +15,8 @@ pub enum Told {
     GatewaySet(GatewaySet),
     /// Something happened on the chain.
     Chain(ChainAct),
+    /// The refund process did something.
+    Refund(RefundAct),
     /// An endpoint misbehaves, or is well again.
     Rpc {
         /// Which.

@@ -6,16 +6,19 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use super::refunds::SEARCH_EVERY;
 use super::{Audience, Runner, STORY_CHAIN, Told};
 use crate::chain::{Chain, ChainSettings, EndpointSettings, MULTICALL3, Permit2Settings};
 use crate::clock::{Clock, ManualClock};
-use crate::domain::{Outcome, PaidAfter, PaymentId, Policy};
+use crate::domain::{Outcome, PaidAfter, PaymentId, Policy, RefundPolicy};
 use crate::schedule::{Pacing, Schedule, Timing};
 use crate::sim::SimServer;
 use crate::sim::scenario::{KillPoint, Scenario};
 use crate::store::{Applied, Store};
 use crate::telemetry::{Metrics, rpc_observer};
-use crate::worker::{Checker, CheckerSettings, Discovery, Leased, WatchedChain};
+use crate::worker::{
+    Checker, CheckerSettings, Discovery, Leased, RefundSettings, Refunds, WatchedChain,
+};
 
 /// As in the daemon's configuration.
 const LEASE_TTL: Duration = Duration::from_secs(60);
@@ -24,6 +27,7 @@ const HEAD_LAG_MAX: Duration = Duration::from_secs(20);
 const LOG_LOOKBACK: Duration = Duration::from_secs(3_600);
 const BATCH_MAX: u32 = 500;
 const PAGE_SIZE: u32 = 2_000;
+const OWED_SEARCH_EVERY: Duration = Duration::from_secs(3_600);
 const FINALITY_RETRY: Duration = Duration::from_secs(60);
 /// Beyond the story's own `finalized_lag`.
 const FINALITY_SLACK: Duration = Duration::from_secs(60);
@@ -34,6 +38,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct Daemon {
     pub(super) checker: Arc<Checker>,
     pub(super) discovery: Discovery,
+    pub(super) refunds: Refunds,
 }
 
 impl Runner {
@@ -143,6 +148,7 @@ pub(super) fn start_daemon(
         request_timeout: REQUEST_TIMEOUT,
         hedge_after: Duration::from_secs(2),
     };
+    let refund_policy = RefundPolicy { wallets: Vec::new(), quorum: policy.positive_quorum };
     let watched = WatchedChain {
         chain: Chain::new(settings, rpc_observer(&metrics), clock.clone())?,
         schedule: Schedule::default(),
@@ -155,9 +161,21 @@ pub(super) fn start_daemon(
         policy: policy.clone(),
     };
     let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(clock);
+    let watched = Arc::new(watched);
+    let refunds = Refunds {
+        store: Arc::clone(store),
+        chains: BTreeMap::from([(STORY_CHAIN, (Arc::clone(&watched), refund_policy))]),
+        clock: Arc::clone(&clock),
+        metrics: metrics.clone(),
+        settings: RefundSettings {
+            every: SEARCH_EVERY,
+            owed_every: OWED_SEARCH_EVERY,
+            batch_max: BATCH_MAX,
+        },
+    };
     let checker = Checker::new(
         Arc::clone(store),
-        BTreeMap::from([(STORY_CHAIN, Arc::new(watched))]),
+        BTreeMap::from([(STORY_CHAIN, watched)]),
         policy,
         Arc::clone(&clock),
         metrics,
@@ -170,5 +188,5 @@ pub(super) fn start_daemon(
         batch_max: 1_000,
         wakes: Arc::new(Notify::new()),
     };
-    Ok(Daemon { checker: Arc::new(checker), discovery })
+    Ok(Daemon { checker: Arc::new(checker), discovery, refunds })
 }

@@ -26,6 +26,7 @@ mod acts;
 mod audience;
 mod daemon;
 mod observe;
+mod refunds;
 mod rows;
 
 pub use audience::{Audience, Nobody, Told};
@@ -133,6 +134,7 @@ impl Runner {
         let mut expects = expects.into_iter().peekable();
         let mut wrong = Vec::new();
         let mut next_reconcile = self.scenario.policy.reconcile_every;
+        let mut next_search = self.scenario.pays_refunds().then_some(refunds::SEARCH_EVERY);
         let mut now = Duration::ZERO;
         for _ in 0..STEPS_MAX {
             let act_at = acts.first().map(|(at, _)| *at);
@@ -146,7 +148,7 @@ impl Runner {
             }
             let due_at = self.next_due(now).await?;
             let discovery_at = self.discoveries.first().copied();
-            let next = [act_at, expect_at, due_at, discovery_at, Some(next_reconcile)]
+            let next = [act_at, expect_at, due_at, discovery_at, next_search, Some(next_reconcile)]
                 .into_iter()
                 .flatten()
                 .min()
@@ -156,7 +158,7 @@ impl Runner {
             now = next;
             // What a block holds must be known before the block exists.
             for (_, step) in acts.iter().take_while(|(at, _)| *at <= now) {
-                self.mine(now, step)?;
+                self.mine(now, step).await?;
             }
             self.set_time(now);
             while acts.first().is_some_and(|(at, _)| *at <= now) {
@@ -168,6 +170,10 @@ impl Runner {
                 self.daemon.discovery.discover(&self.stop).await?;
             }
             self.check_due(now, audience).await?;
+            if next_reconcile <= now || next_search.is_some_and(|at| at <= now) {
+                self.daemon.refunds.search_all(&self.stop).await?;
+                next_search = next_search.map(|at| at.max(now + refunds::SEARCH_EVERY));
+            }
             if next_reconcile <= now {
                 next_reconcile += self.scenario.policy.reconcile_every;
                 self.daemon.discovery.discover(&self.stop).await?;

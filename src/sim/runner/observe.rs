@@ -30,10 +30,18 @@ impl Runner {
             reservations: self.gateway.reservations_by_order().await?,
             identifiers: self.gateway.identifiers().await?,
             refunds,
+            refunded: self.refunded(),
             flags: flags.iter().map(|flag| flag.trim_end_matches(':').to_owned()).collect(),
             events: self.gateway.events().await?,
             reads: self.server.requests(),
         })
+    }
+
+    /// What each buyer received, by his payments. The chain's own record, not what the daemon saw of it.
+    fn refunded(&self) -> BTreeMap<String, Amount> {
+        let chain = self.server.chain().lock();
+        let rows = self.scenario.all_payments();
+        rows.into_iter().map(|row| (row.name, chain.received(row.payer))).collect()
     }
 
     async fn refunds(&self) -> anyhow::Result<Vec<Refund>> {

@@ -49,19 +49,27 @@ pub enum Act {
         between: KillPoint,
     },
     /// The refund process acts.
-    Refund {
-        /// What it does.
-        step: RefundStep,
-        /// For which payment.
-        payment: String,
-        /// Whether it pays with the record's nonce.
-        with_nonce: bool,
-    },
+    Refund(RefundAct),
     /// The local clock jumps ahead; the chain's does not.
     ClockJump {
         /// By how much.
         by: Duration,
     },
+}
+
+/// What the refund process does with one record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefundAct {
+    /// What it does.
+    pub step: RefundStep,
+    /// For which payment.
+    pub payment: String,
+    /// Whether it pays with the record's nonce.
+    pub with_nonce: bool,
+    /// Whom it pays instead of the buyer.
+    pub to: Option<Address>,
+    /// How much it pays instead of what is owed.
+    pub amount: Option<Amount>,
 }
 
 /// What can happen on the chain.
@@ -246,11 +254,13 @@ impl Act {
             ("refund", step) => {
                 let step = RefundStep::deserialize(toml::Value::from(step))
                     .map_err(|error| format!("key `refund`: {}", error.message()))?;
-                Some(Self::Refund {
+                Some(Self::Refund(RefundAct {
                     step,
                     payment: keys.need("payment")?,
                     with_nonce: keys.take("with_nonce")?.unwrap_or(true),
-                })
+                    to: keys.take("to")?,
+                    amount: keys.take("amount")?,
+                }))
             }
             ("clock", "jump") => {
                 Some(Self::ClockJump { by: keys.duration("by")?.ok_or_else(|| missing("by"))? })

@@ -14,7 +14,7 @@ use std::time::Duration;
 use alloy_primitives::{Address, B256, keccak256};
 use serde::{Deserialize, Deserializer};
 
-pub use act::{Act, ChainAct, Event, GatewaySet, KillPoint, RefundStep};
+pub use act::{Act, ChainAct, Event, GatewaySet, KillPoint, RefundAct, RefundStep};
 
 use super::expectation::Expect;
 use crate::domain::{
@@ -294,15 +294,26 @@ impl Scenario {
         if expects_flag("settled_without_transfer") {
             return Some("ledger to chain is not reconciled yet");
         }
-        if self.events.iter().any(|event| matches!(event.act, Act::Refund { .. })) {
-            return Some("refunds are not followed yet");
-        }
         None
     }
 
     /// The payments whose rows are there from the start, complete, by name.
     pub fn payments_at_start(&self) -> Vec<StoryPayment> {
         self.payments.keys().filter_map(|name| self.payment(name)).collect()
+    }
+
+    /// Whether money goes back in this story.
+    pub fn pays_refunds(&self) -> bool {
+        self.events.iter().any(|event| matches!(event.act, Act::Refund(_)))
+    }
+
+    /// Every payment of the story, complete.
+    pub fn all_payments(&self) -> Vec<StoryPayment> {
+        let later = self.events.iter().filter_map(|event| match &event.act {
+            Act::GatewayPayment { payment, .. } => self.payment(payment),
+            _ => None,
+        });
+        self.payments_at_start().into_iter().chain(later).collect()
     }
 
     /// A payment of the story, complete: one from the start, or one the gateway writes later.

@@ -125,7 +125,7 @@ impl Scenario {
                     ensure(*available >= 0, &table, "available", "must not be negative")
                 }
             },
-            Act::Refund { payment: name, .. } => payment(name),
+            Act::Refund(refund) => payment(&refund.payment),
             Act::Kill { .. } | Act::ClockJump { .. } => Ok(()),
         }
     }
@@ -154,6 +154,9 @@ impl Scenario {
         }
         for refund in expect.refunds.iter().flatten() {
             self.payment_exists(&table, "refunds", &refund.payment)?;
+        }
+        for payment in expect.refunded.keys() {
+            self.payment_exists(&table, "refunded", payment)?;
         }
         for flag in expect.flags.iter().flatten() {
             let known = flag.split_once(':').is_none_or(|(_, name)| self.is_subject(name));

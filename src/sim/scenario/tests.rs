@@ -38,7 +38,7 @@ fn what_this_version_cannot_run_says_why() {
         ("tempo_parked.toml", Some("MPP on Tempo is not read yet")),
         ("money_without_a_row.toml", Some("chain to ledger is not reconciled yet")),
         ("settled_without_transfer.toml", Some("ledger to chain is not reconciled yet")),
-        ("refund_closed_by_the_chain.toml", Some("refunds are not followed yet")),
+        ("refund_closed_by_the_chain.toml", None),
         ("timeout_then_lands.toml", None),
         ("rpc_down_past_the_deadline.toml", None),
         ("one_authorization_two_orders.toml", None),
@@ -139,6 +139,7 @@ fn acts_are_read_with_all_their_keys() {
         refund = "pay_twice"
         payment = "p1"
         with_nonce = false
+        amount = "7"
         [[event]]
         at = "6s"
         clock = "jump"
@@ -168,7 +169,13 @@ fn acts_are_read_with_all_their_keys() {
                 release_stock: true,
             }),
             Act::Kill { between: KillPoint::LeaseAndRead },
-            Act::Refund { step: RefundStep::PayTwice, payment: "p1".to_owned(), with_nonce: false },
+            Act::Refund(RefundAct {
+                step: RefundStep::PayTwice,
+                payment: "p1".to_owned(),
+                with_nonce: false,
+                to: None,
+                amount: Some("7".parse().unwrap()),
+            }),
             Act::ClockJump { by: Duration::from_secs(3 * 3_600) },
         ]
     );

@@ -1,8 +1,10 @@
 //! What people and metrics ask: stories, figures, and the pruning of old checks.
 
 use serde_json::Value;
+use sqlx::postgres::PgArguments;
+use sqlx::query::QueryScalar;
 use sqlx::types::time::OffsetDateTime;
-use sqlx::{PgConnection, PgPool};
+use sqlx::{PgConnection, PgPool, Postgres};
 
 use super::finish;
 use super::rows::{WatchRow, datetime};
@@ -31,14 +33,27 @@ pub(super) async fn payments_of_order(
     Ok(ids.into_iter().map(PaymentId::new).collect())
 }
 
-/// Rows as JSON, null columns left out. Amounts are selected as text: a JSON number would round them.
-fn values(rows: Vec<String>) -> Result<Vec<Value>, StoreError> {
-    rows.iter()
-        .map(|row| {
-            serde_json::from_str(row)
-                .map_err(|error| StoreError::from_sqlx(STORY, sqlx::Error::Decode(Box::new(error))))
-        })
-        .collect()
+/// The rows of a query whose only column is one row as JSON, null columns left out. Amounts are selected
+/// as text: a JSON number would round them.
+async fn rows(
+    connection: &mut PgConnection,
+    query: QueryScalar<'_, Postgres, String, PgArguments>,
+) -> Result<Vec<Value>, StoreError> {
+    let refused = |source| StoreError::from_sqlx(STORY, source);
+    let rows = query.fetch_all(connection).await.map_err(refused)?;
+    rows.iter().map(|row| parsed(row)).collect()
+}
+
+fn parsed(row: &str) -> Result<Value, StoreError> {
+    serde_json::from_str(row)
+        .map_err(|error| StoreError::from_sqlx(STORY, sqlx::Error::Decode(error.into())))
+}
+
+/// The same, of a query written in place.
+macro_rules! rows {
+    ($connection:expr, $sql:literal $(, $arg:expr)* $(,)?) => {
+        rows($connection, sqlx::query_scalar!($sql $(, $arg)*)).await?
+    };
 }
 
 /// Everything known about one payment: see [`crate::store::Store::story`].
@@ -75,94 +90,74 @@ async fn story_in(
     .map_err(refused)?;
     let Some(payment) = payment else { return Ok(None) };
     let order_id = payment.order_id.unwrap_or_default();
-    let order = sqlx::query_scalar!(
-        r#"SELECT json_strip_nulls(row_to_json(o))::text AS "row!" FROM orders o WHERE id = $1"#,
-        order_id,
-    )
-    .fetch_all(&mut *connection)
-    .await
-    .map_err(refused)?;
-    let siblings = sqlx::query_scalar!(
+    let mut order = rows!(
+        connection,
+        r#"SELECT json_strip_nulls(row_to_json(o))::text AS "row!"
+                 FROM orders o WHERE id = $1"#,
+        order_id
+    );
+    let siblings = rows!(
+        connection,
         r#"SELECT json_build_object('id', id, 'status', status)::text AS "row!"
              FROM payments WHERE order_id = $1 AND id <> $2 ORDER BY id"#,
         order_id,
-        id,
-    )
-    .fetch_all(&mut *connection)
-    .await
-    .map_err(refused)?;
-    let mut reservations = Vec::new();
-    if optional.stock {
-        reservations = sqlx::query_scalar!(
+        id
+    );
+    let reservations = match optional.stock {
+        true => rows!(
+            connection,
             r#"SELECT json_strip_nulls(row_to_json(r))::text AS "row!"
                  FROM stock_reservations r WHERE order_id = $1 ORDER BY id"#,
-            order_id,
-        )
-        .fetch_all(&mut *connection)
-        .await
-        .map_err(refused)?;
-    }
-    let mut identifiers = Vec::new();
-    if optional.identifiers {
-        identifiers = sqlx::query_scalar!(
+            order_id
+        ),
+        false => Vec::new(),
+    };
+    let identifiers = match optional.identifiers {
+        true => rows!(
+            connection,
             r#"SELECT jsonb_strip_nulls(to_jsonb(i) - 'response')::text AS "row!"
                  FROM payment_identifiers i WHERE payment_id = $1 ORDER BY id"#,
-            id,
-        )
-        .fetch_all(&mut *connection)
-        .await
-        .map_err(refused)?;
-    }
-    Ok(Some(Story {
-        payment: values(vec![payment.row])?.pop().unwrap_or_default(),
-        order: values(order)?.pop(),
-        siblings: values(siblings)?,
-        reservations: values(reservations)?,
-        identifiers: values(identifiers)?,
-        watch: watch(connection, id).await?,
-        checks: checks(connection, id).await?,
-        resolutions: values(
-            sqlx::query_scalar!(
-                r#"SELECT json_strip_nulls(row_to_json(r))::text AS "row!"
+            id
+        ),
+        false => Vec::new(),
+    };
+    let resolutions = rows!(
+        connection,
+        r#"SELECT json_strip_nulls(row_to_json(r))::text AS "row!"
                      FROM reconciled.resolutions r WHERE payment_id = $1 ORDER BY id"#,
-                id,
-            )
-            .fetch_all(&mut *connection)
-            .await
-            .map_err(refused)?,
-        )?,
-        refund: values(
-            sqlx::query_scalar!(
-                r#"SELECT jsonb_strip_nulls(to_jsonb(r)
+        id
+    );
+    let mut refund = rows!(
+        connection,
+        r#"SELECT jsonb_strip_nulls(to_jsonb(r)
                               || jsonb_build_object('amount', amount::text))::text AS "row!"
                      FROM reconciled.refunds_owed r WHERE payment_id = $1"#,
-                id,
-            )
-            .fetch_all(&mut *connection)
-            .await
-            .map_err(refused)?,
-        )?
-        .pop(),
-        flags: values(
-            sqlx::query_scalar!(
-                r#"SELECT json_strip_nulls(row_to_json(f))::text AS "row!"
+        id
+    );
+    let flags = rows!(
+        connection,
+        r#"SELECT json_strip_nulls(row_to_json(f))::text AS "row!"
                      FROM reconciled.flags f WHERE payment_id = $1 ORDER BY id"#,
-                id,
-            )
-            .fetch_all(&mut *connection)
-            .await
-            .map_err(refused)?,
-        )?,
-        events: values(
-            sqlx::query_scalar!(
-                r#"SELECT json_strip_nulls(row_to_json(e))::text AS "row!"
+        id
+    );
+    let events = rows!(
+        connection,
+        r#"SELECT json_strip_nulls(row_to_json(e))::text AS "row!"
                      FROM reconciled.events e WHERE payment_id = $1 ORDER BY id"#,
-                id,
-            )
-            .fetch_all(&mut *connection)
-            .await
-            .map_err(refused)?,
-        )?,
+        id
+    );
+    Ok(Some(Story {
+        payment: parsed(&payment.row)?,
+        order: order.pop(),
+        siblings,
+        reservations,
+        identifiers,
+        watch: watch(connection, id).await?,
+        checks: checks(connection, id).await?,
+        resolutions,
+        refund: refund.pop(),
+        flags,
+        events,
     }))
 }
 

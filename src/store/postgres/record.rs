@@ -1,6 +1,4 @@
-//! Writes our own tables, set by set: transfers, refunds, flags, events, resolutions, watches, checks.
-
-use std::collections::{BTreeMap, BTreeSet};
+//! Writes our own tables, set by set: transfers, refunds, events, resolutions, watches, checks.
 
 use serde_json::Value;
 use sqlx::PgConnection;
@@ -10,10 +8,10 @@ use super::apply::ApplyError;
 use super::rows::{block_datetime, datetime, hex, texts};
 use super::write::{all_written, settlement};
 use crate::domain::{
-    Decided, EventKind, FlagKind, Judged, Phase, RefundChange, RefundOwed, Settlement,
-    TransferChange, Verdict,
+    Decided, EventKind, Judged, Phase, RefundChange, RefundOwed, Settlement, TransferChange,
+    Verdict,
 };
-use crate::store::row::{CAUSE_GONE, DAEMON, check_detail, column_number, evidence_json};
+use crate::store::row::{check_detail, column_number, evidence_json};
 
 pub(super) async fn write_transfers(
     connection: &mut PgConnection,
@@ -205,69 +203,6 @@ async fn insert_refunds(
     all_written(REFUNDS, owed.len(), &result)
 }
 
-pub(super) async fn write_flags(
-    connection: &mut PgConnection,
-    decided: &[Decided],
-    now: OffsetDateTime,
-) -> Result<(), ApplyError> {
-    let mut raised: BTreeMap<(&str, FlagKind), (&Decided, &Value)> = BTreeMap::new();
-    let mut closed: BTreeSet<(&str, FlagKind)> = BTreeSet::new();
-    for d in decided {
-        let id = d.judged.payment_id.as_str();
-        closed.extend(d.resolution.close_flags.iter().map(|kind| (id, *kind)));
-        raised.extend(d.resolution.flags.iter().map(|f| ((id, f.kind), (d, &f.detail))));
-    }
-    closed.retain(|key| !raised.contains_key(key));
-    let split = |keys: Vec<&(&str, FlagKind)>| -> (Vec<String>, Vec<String>) {
-        keys.into_iter().map(|(id, kind)| ((*id).to_owned(), kind.code().to_owned())).unzip()
-    };
-    if !closed.is_empty() {
-        let (payments, kinds) = split(closed.iter().collect());
-        sqlx::query!(
-            "UPDATE reconciled.flags f SET closed_at = $3, closed_by = $5, note = $4
-               FROM unnest($1::text[], $2::text[]) AS c (payment_id, kind)
-              WHERE f.payment_id = c.payment_id AND f.kind = c.kind AND f.closed_at IS NULL",
-            &payments,
-            &kinds,
-            now,
-            CAUSE_GONE,
-            DAEMON,
-        )
-        .execute(&mut *connection)
-        .await?;
-    }
-    if raised.is_empty() {
-        return Ok(());
-    }
-    let (payments, kinds) = split(raised.keys().collect());
-    let orders: Vec<Option<String>> =
-        raised.values().map(|(d, _)| d.order_id.as_ref().map(ToString::to_string)).collect();
-    let details: Vec<String> = raised.values().map(|(_, detail)| json_text(detail)).collect();
-    sqlx::query!(
-        "INSERT INTO reconciled.flags AS f (payment_id, kind, order_id, detail, opened_at)
-         SELECT c.payment_id, c.kind, c.order_id, c.detail::jsonb, $5
-           FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
-                    AS c (payment_id, kind, order_id, detail)
-         ON CONFLICT (payment_id, kind, subject) DO UPDATE
-            SET detail = excluded.detail, order_id = excluded.order_id,
-                opened_at = CASE WHEN f.closed_at IS NULL THEN f.opened_at
-                                 ELSE excluded.opened_at END,
-                note = CASE WHEN f.closed_at IS NULL THEN f.note END,
-                closed_at = NULL, closed_by = NULL
-          -- What a person closed stays closed.
-          WHERE f.closed_at IS NULL OR f.closed_by = $6",
-        &payments,
-        &kinds,
-        &orders as &[Option<String>],
-        &details,
-        now,
-        DAEMON,
-    )
-    .execute(connection)
-    .await?;
-    Ok(())
-}
-
 pub(super) async fn write_events(
     connection: &mut PgConnection,
     decided: &[Decided],
@@ -451,7 +386,7 @@ pub(super) async fn insert_checks(
 }
 
 /// JSON as text that `jsonb` takes: it holds no NUL, and an endpoint's words may.
-fn json_text(value: &Value) -> String {
+pub(super) fn json_text(value: &Value) -> String {
     fn clean(value: &Value) -> Value {
         match value {
             Value::String(text) => Value::String(without_nul(text)),

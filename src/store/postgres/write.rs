@@ -11,14 +11,16 @@ use sqlx::postgres::PgQueryResult;
 use sqlx::types::time::OffsetDateTime;
 
 use super::apply::ApplyError;
+use super::flags;
 use super::record::{
-    write_events, write_flags, write_refunds, write_resolutions, write_transfers, write_watches,
+    write_events, write_refunds, write_resolutions, write_transfers, write_watches,
 };
 use super::rows::{block_datetime, datetime, hex, texts};
 use crate::domain::{
     Decided, IdentifierStatus, Judged, OrderChange, OrderId, PaymentStatus, ReservationStatus,
     Settlement, Sku, Timestamp, Verdict,
 };
+use crate::store::flags::of_resolutions;
 
 /// Writes everything of these resolutions.
 pub(super) async fn write_all(
@@ -33,7 +35,8 @@ pub(super) async fn write_all(
     write_identifiers(connection, decided, now).await?;
     write_transfers(connection, decided, now).await?;
     write_refunds(connection, decided).await?;
-    write_flags(connection, decided, now).await?;
+    let (raised, gone) = of_resolutions(decided);
+    flags::write(connection, &raised, &gone, now).await?;
     write_events(connection, decided, now).await?;
     write_resolutions(connection, decided, now).await?;
     write_watches(connection, decided, now).await

@@ -6,14 +6,13 @@
 use sqlx::SqliteConnection;
 
 use super::watches::{WatchWrite, write_check, write_watch};
-use super::{exactly_one, failed, id_list, load};
+use super::{exactly_one, failed, flags, load};
 use crate::domain::{
-    Decided, Event, Flag, PaymentId, PaymentStatus, RefundChange, RefundOwed, RefundStatus,
-    Settlement, Timestamp, TransferChange, Verdict,
+    Decided, Event, PaymentId, PaymentStatus, RefundChange, RefundOwed, RefundStatus, Settlement,
+    Timestamp, TransferChange, Verdict,
 };
-use crate::store::row::{
-    CAUSE_GONE, DAEMON, check_detail, column_number, evidence_json, sha256_hex,
-};
+use crate::store::flags::of_resolutions;
+use crate::store::row::{check_detail, column_number, evidence_json, sha256_hex};
 use crate::store::{Lease, StoreError};
 
 /// Everything that `decided` changes, its check and its watch; gives the lease back.
@@ -30,7 +29,8 @@ pub(super) async fn write(
     identifiers(conn, decided, now).await?;
     transfer(conn, decided, now).await?;
     refund(conn, decided).await?;
-    flags(conn, decided, now).await?;
+    let (raised, gone) = of_resolutions(std::slice::from_ref(decided));
+    flags::write(conn, &raised, &gone, now).await?;
     for event in &resolution.events {
         write_event(conn, event, now).await?;
     }
@@ -331,64 +331,6 @@ async fn owe(conn: &mut SqliteConnection, owed: &RefundOwed) -> Result<(), Store
     .map_err(failed(OPERATION))?
     .rows_affected();
     exactly_one(OPERATION, usize::try_from(changed).unwrap_or(usize::MAX))
-}
-
-async fn flags(
-    conn: &mut SqliteConnection,
-    decided: &Decided,
-    now: Timestamp,
-) -> Result<(), StoreError> {
-    let gone = &decided.resolution.close_flags;
-    if !gone.is_empty() {
-        sqlx::query(
-            "UPDATE reconciled_flags SET closed_at = ?, closed_by = ?, note = ?
-             WHERE payment_id = ? AND closed_at IS NULL
-               AND kind IN (SELECT value FROM json_each(?))",
-        )
-        .bind(now.as_millis())
-        .bind(DAEMON)
-        .bind(CAUSE_GONE)
-        .bind(decided.judged.payment_id.as_str())
-        .bind(id_list(gone.iter().map(|kind| kind.code())))
-        .execute(&mut *conn)
-        .await
-        .map_err(failed("to close flags"))?;
-    }
-    for flag in &decided.resolution.flags {
-        raise(conn, decided, flag, now).await?;
-    }
-    Ok(())
-}
-
-/// Opens a flag, or one that we closed ourselves anew. What a person closed stays closed.
-async fn raise(
-    conn: &mut SqliteConnection,
-    decided: &Decided,
-    flag: &Flag,
-    now: Timestamp,
-) -> Result<(), StoreError> {
-    sqlx::query(
-        "INSERT INTO reconciled_flags (kind, payment_id, order_id, detail, opened_at)
-         VALUES (?1, ?2, ?3, ?4, ?5)
-         ON CONFLICT (kind, payment_id, subject) DO UPDATE SET
-            detail = excluded.detail,
-            order_id = excluded.order_id,
-            opened_at = CASE WHEN closed_at IS NULL THEN opened_at ELSE excluded.opened_at END,
-            note = CASE WHEN closed_at IS NULL THEN note END,
-            closed_at = NULL,
-            closed_by = NULL
-         WHERE closed_at IS NULL OR closed_by = ?6",
-    )
-    .bind(flag.kind.code())
-    .bind(decided.judged.payment_id.as_str())
-    .bind(decided.order_id.as_ref().map(|id| id.as_str()))
-    .bind(flag.detail.to_string())
-    .bind(now.as_millis())
-    .bind(DAEMON)
-    .execute(conn)
-    .await
-    .map_err(failed("to raise a flag"))?;
-    Ok(())
 }
 
 async fn write_event(

@@ -172,7 +172,7 @@ async fn malformed_rows_among_good_ones(scene: &Scene, amount: &str) {
     assert!(!flags.contains(&"malformed_payment:bad-nonce".to_owned()), "{flags:?}");
     assert_eq!(flags.len(), 4, "{flags:?}");
     let story = config.explain("bad-nonce").await;
-    assert_eq!(story["flags"][0]["closed_by"], "daemon", "{story}");
+    assert_eq!(story["flags"][0]["closed_by"], "reconciled", "{story}");
     scene.assert_conserved().await;
 }
 

@@ -56,7 +56,7 @@ async fn silence_never_fails_a_payment(db: &TestDb) {
     db.apply("p", settled("p")).await;
     assert!(db.flags().await.is_empty());
     let note = db.value("SELECT closed_by || ': ' || note FROM {flags}").await;
-    assert_eq!(note.as_deref(), Some("daemon: the cause is gone"));
+    assert_eq!(note.as_deref(), Some("reconciled: the chain gave a conclusive answer"));
 }
 
 async fn before_the_deadline_a_negative_waits(db: &TestDb) {
@@ -214,7 +214,7 @@ async fn a_row_that_makes_no_sense_is_flagged_and_changes_nothing(db: &TestDb) {
     assert_eq!(story.checks[0].detail.as_deref(), Some("column nonce is \"nonsense\""));
 }
 
-/// I11. What we closed ourselves opens again with its cause.
+/// I11. A cause that comes back is a new flag, beside the history of the old one.
 async fn a_chain_that_is_not_configured_is_flagged_until_it_is(db: &TestDb) {
     db.paying_order("o", "p").await;
     let unconfigured = || Verdict::Inconclusive(Inconclusive::ChainNotConfigured);
@@ -225,7 +225,7 @@ async fn a_chain_that_is_not_configured_is_flagged_until_it_is(db: &TestDb) {
     assert!(db.flags().await.is_empty());
     db.apply("p", unconfigured()).await;
     assert_eq!(db.flags().await, ["chain_not_configured:p"]);
-    assert_eq!(db.count("{flags}").await, 1, "one row per kind and payment");
+    assert_eq!(db.count("{flags}").await, 2, "the closed one is history");
 }
 
 async fn a_flag_that_a_person_closed_stays_closed(db: &TestDb) {

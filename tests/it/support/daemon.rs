@@ -109,6 +109,13 @@ impl Settings {
         self
     }
 
+    /// Sets a key of the first chain to TOML.
+    pub(crate) fn of_chain(mut self, key: &str, toml: &str) -> Self {
+        let endpoints = "[[chains.endpoints]]";
+        self.chains = self.chains.replacen(endpoints, &format!("{key} = {toml}\n{endpoints}"), 1);
+        self
+    }
+
     /// Sets an environment variable of the process.
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.to_owned(), value.to_owned()));

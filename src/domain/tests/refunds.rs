@@ -1,0 +1,256 @@
+//! What a search for refunds proves, first as a table, then over arbitrary readings.
+
+use alloy_primitives::{Address, B256};
+use proptest::prelude::*;
+
+use super::support::*;
+use crate::domain::*;
+
+const WALLET: Address = Address::repeat_byte(0x77);
+const STRANGER: Address = Address::repeat_byte(0x88);
+const NONCE: B256 = B256::repeat_byte(0x99);
+
+fn refund() -> OpenRefund {
+    OpenRefund {
+        id: 1,
+        payment_id: PaymentId::from("p1"),
+        order_id: OrderId::from("o"),
+        chain_id: CHAIN,
+        token: TOKEN,
+        payer: Address::repeat_byte(0x33),
+        amount: amount(1_000_000),
+        refund_nonce: NONCE,
+        status: RefundStatus::Claimed,
+        detected_at: secs(100),
+        searched_to: Some(50),
+    }
+}
+
+/// The refund as it should be, by `authorizer`, in block `number`.
+fn paid_by(authorizer: Address, number: u64) -> NonceUse {
+    let OpenRefund { payer, amount, .. } = refund();
+    let transferred = SeenTransfer { log_index: 4, from: authorizer, to: payer, value: amount };
+    NonceUse {
+        token: TOKEN,
+        authorizer,
+        nonce: NONCE,
+        consumption: Consumption {
+            log: LogRef { block: block(number), tx_hash: B256::repeat_byte(0xaa), log_index: 3 },
+            kind: ConsumptionKind::Transferred(transferred),
+        },
+    }
+}
+
+fn with_kind(used: NonceUse, kind: ConsumptionKind) -> NonceUse {
+    NonceUse { consumption: Consumption { kind, ..used.consumption }, ..used }
+}
+
+fn with_transfer(used: NonceUse, change: impl Fn(&mut SeenTransfer)) -> NonceUse {
+    let ConsumptionKind::Transferred(mut seen) = used.consumption.kind else { unreachable!() };
+    change(&mut seen);
+    with_kind(used, ConsumptionKind::Transferred(seen))
+}
+
+/// One endpoint searched blocks 40 to 100, the newest final one.
+fn shows(endpoint: &str, uses: Vec<NonceUse>) -> RefundReading {
+    let finalized = block(100);
+    RefundReading {
+        endpoint: EndpointName::new(endpoint),
+        outcome: Ok(RefundSearch { from_block: 40, to_block: 100, finalized, uses }),
+    }
+}
+
+fn fails(endpoint: &str) -> RefundReading {
+    let failure = ReadFailure::new(ReadFailureKind::Unreachable, "test");
+    RefundReading { endpoint: EndpointName::new(endpoint), outcome: Err(failure) }
+}
+
+fn anybody() -> RefundPolicy {
+    RefundPolicy { wallets: Vec::new(), quorum: 1 }
+}
+
+fn ours() -> RefundPolicy {
+    RefundPolicy { wallets: vec![WALLET], quorum: 1 }
+}
+
+/// `paid`, `flagged`, both or nothing.
+fn said(uses: Vec<NonceUse>, policy: &RefundPolicy) -> &'static str {
+    let finding = judge_refund(&refund(), &[shows("a", uses)], policy);
+    match (finding.paid.is_some(), finding.flags.is_empty()) {
+        (true, true) => "paid",
+        (true, false) => "paid, flagged",
+        (false, false) => "flagged",
+        (false, true) => "nothing",
+    }
+}
+
+#[test]
+fn the_refund_is_the_transfer_of_exactly_what_is_owed_to_exactly_whom_it_is_owed() {
+    let good = || paid_by(WALLET, 60);
+    for policy in [anybody(), ours()] {
+        assert_eq!(said(vec![], &policy), "nothing", "I2, mirrored: silence changes nothing");
+        assert_eq!(said(vec![good()], &policy), "paid");
+        for wrong in [
+            with_transfer(good(), |t| t.value = amount(999_999)),
+            with_transfer(good(), |t| t.value = amount(1_000_001)),
+            with_transfer(good(), |t| t.to = STRANGER),
+            with_kind(good(), ConsumptionKind::Canceled),
+            with_kind(good(), ConsumptionKind::WithoutTransfer),
+        ] {
+            assert_eq!(said(vec![wrong], &policy), "flagged", "{wrong:?}");
+        }
+        let other_token = NonceUse { token: STRANGER, ..good() };
+        let other_nonce = NonceUse { nonce: B256::ZERO, ..good() };
+        assert_eq!(said(vec![other_token, other_nonce], &policy), "nothing");
+    }
+}
+
+#[test]
+fn whose_money_it_is_matters_only_where_wallets_are_named() {
+    assert_eq!(said(vec![paid_by(STRANGER, 60)], &anybody()), "paid", "it reached the buyer");
+    assert_eq!(said(vec![paid_by(STRANGER, 60)], &ours()), "nothing");
+    let less = with_transfer(paid_by(STRANGER, 60), |t| t.value = amount(1));
+    assert_eq!(said(vec![less], &ours()), "nothing", "a stranger's use of the nonce says nothing");
+}
+
+#[test]
+fn a_buyer_who_pays_himself_is_not_refunded_and_raises_no_flag() {
+    let payer = refund().payer;
+    assert_eq!(said(vec![paid_by(payer, 60)], &anybody()), "nothing");
+    let less = with_transfer(paid_by(payer, 60), |t| t.value = amount(1));
+    assert_eq!(said(vec![less], &anybody()), "nothing");
+}
+
+#[test]
+fn a_second_use_by_our_own_wallets_is_flagged_and_one_by_strangers_is_not() {
+    let twice = vec![paid_by(WALLET, 60), paid_by(STRANGER, 61)];
+    let both = RefundPolicy { wallets: vec![WALLET, STRANGER], quorum: 1 };
+    assert_eq!(said(twice.clone(), &both), "paid, flagged", "the money went out twice");
+    assert_eq!(said(twice, &anybody()), "paid");
+}
+
+#[test]
+fn strangers_share_one_flag_and_each_of_our_wallets_has_its_own() {
+    let uses: Vec<NonceUse> = (1..=40)
+        .map(|n| paid_by(Address::repeat_byte(n), 60))
+        .map(|used| with_transfer(used, |t| t.value = amount(1)))
+        .collect();
+    let finding = judge_refund(&refund(), &[shows("a", uses.clone())], &anybody());
+    assert_eq!(finding.flags.len(), 1, "nobody can flood a person with flags");
+    assert!(finding.flags[0].detail.to_string().len() < 8_000);
+    let wallets = vec![Address::repeat_byte(1), Address::repeat_byte(2)];
+    let named = RefundPolicy { wallets, quorum: 1 };
+    assert_eq!(judge_refund(&refund(), &[shows("a", uses)], &named).flags.len(), 2);
+}
+
+#[test]
+fn the_first_on_the_chain_is_the_one_that_paid() {
+    let uses = vec![paid_by(STRANGER, 61), paid_by(WALLET, 60)];
+    let finding = judge_refund(&refund(), &[shows("a", uses)], &anybody());
+    let paid = finding.paid.unwrap();
+    assert_eq!((paid.log.block, paid.log.log_index), (block(60), 4));
+    assert!(paid.evidence.to_string().contains(&WALLET.to_string().to_lowercase()));
+}
+
+#[test]
+fn a_block_that_is_not_final_closes_nothing() {
+    let mut reading = shows("a", vec![paid_by(WALLET, 60)]);
+    reading.outcome.as_mut().unwrap().finalized = block(59);
+    let finding = judge_refund(&refund(), &[reading], &anybody());
+    assert!(finding.paid.is_none() && finding.flags.is_empty());
+}
+
+#[test]
+fn where_a_quorum_is_asked_for_one_word_is_not_enough_and_the_blocks_are_searched_again() {
+    let two = RefundPolicy { quorum: 2, ..anybody() };
+    let pays = || vec![paid_by(WALLET, 60)];
+    let finding = judge_refund(&refund(), &[shows("a", pays()), fails("b")], &two);
+    assert_eq!((finding.searched_to, finding.paid.is_none()), (None, true));
+    let finding = judge_refund(&refund(), &[shows("a", pays()), shows("a", pays())], &two);
+    assert!(finding.paid.is_none(), "one that answers twice agrees only with itself");
+    let finding = judge_refund(&refund(), &[shows("a", pays()), shows("b", vec![])], &two);
+    assert_eq!((finding.searched_to, finding.paid.is_none()), (None, true));
+    let finding = judge_refund(&refund(), &[shows("a", pays()), shows("b", pays())], &two);
+    assert_eq!((finding.searched_to, finding.paid.is_some()), (Some(100), true));
+}
+
+#[test]
+fn the_search_is_complete_only_when_it_reached_the_newest_final_block() {
+    let mut reading = shows("a", vec![]);
+    let finding = judge_refund(&refund(), &[reading.clone()], &anybody());
+    assert_eq!((finding.searched_to, finding.is_complete), (Some(100), true));
+    reading.outcome.as_mut().unwrap().to_block = 80;
+    let finding = judge_refund(&refund(), &[reading], &anybody());
+    assert_eq!((finding.searched_to, finding.is_complete), (Some(80), false));
+}
+
+fn any_use() -> impl Strategy<Value = NonceUse> {
+    let addresses = || prop_oneof![Just(WALLET), Just(STRANGER), Just(refund().payer)];
+    let values = prop_oneof![Just(0u64), Just(999_999), Just(1_000_000)];
+    let kinds = (addresses(), values, 0u8..4).prop_map(|(to, value, kind)| match kind {
+        0 => ConsumptionKind::Canceled,
+        1 => ConsumptionKind::WithoutTransfer,
+        _ => ConsumptionKind::Transferred(SeenTransfer {
+            log_index: 4,
+            from: WALLET,
+            to,
+            value: amount(value),
+        }),
+    });
+    (addresses(), kinds, 40u64..130, any::<bool>()).prop_map(|(by, kind, number, ours)| NonceUse {
+        nonce: if ours { NONCE } else { B256::ZERO },
+        ..with_kind(paid_by(by, number), kind)
+    })
+}
+
+fn any_reading() -> impl Strategy<Value = RefundReading> {
+    let names = prop_oneof![Just("a"), Just("b"), Just("c")];
+    let uses = proptest::collection::vec(any_use(), 0..6);
+    (names, proptest::option::of(uses)).prop_map(|(name, uses)| match uses {
+        Some(uses) => shows(name, uses),
+        None => fails(name),
+    })
+}
+
+proptest! {
+    /// Whatever is read: a record is closed only by money that reached its buyer in a final block.
+    #[test]
+    fn only_the_refund_itself_closes_a_record(
+        readings in proptest::collection::vec(any_reading(), 0..5),
+        named in any::<bool>(),
+        quorum in 0usize..3,
+        status in proptest::sample::select(RefundStatus::ALL),
+    ) {
+        let policy = RefundPolicy { quorum, ..if named { ours() } else { anybody() } };
+        let refund = OpenRefund { status, ..refund() };
+        let finding = judge_refund(&refund, &readings, &policy);
+        if let Some(paid) = &finding.paid {
+            prop_assert!(status.is_unfinished());
+            let shown = |reading: &&RefundReading| {
+                let Ok(search) = &reading.outcome else { return false };
+                search.uses.iter().any(|used| {
+                    let ConsumptionKind::Transferred(seen) = used.consumption.kind else { return false };
+                    used.nonce == NONCE
+                        && used.authorizer != refund.payer
+                        && (!named || used.authorizer == WALLET)
+                        && (seen.to, seen.value) == (refund.payer, refund.amount)
+                        && used.consumption.log.block.number <= search.finalized.number
+                        && used.consumption.log.block == paid.log.block
+                })
+            };
+            let by: std::collections::BTreeSet<_> =
+                readings.iter().filter(shown).map(|reading| &reading.endpoint).collect();
+            prop_assert!(by.len() >= quorum.max(1));
+        }
+        let mut reversed = readings.clone();
+        reversed.reverse();
+        let distinct = readings.iter().map(|r| &r.endpoint).collect::<std::collections::BTreeSet<_>>();
+        if distinct.len() == readings.len() {
+            prop_assert_eq!(judge_refund(&refund, &reversed, &policy), finding.clone());
+        }
+        if readings.iter().all(|reading| reading.outcome.is_err()) {
+            prop_assert!(finding.paid.is_none() && finding.flags.is_empty());
+            prop_assert_eq!(finding.searched_to, None);
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Refund records, for the search on chain.
+
+use std::collections::{BTreeSet, HashSet};
+
+use async_trait::async_trait;
+use sqlx::PgConnection;
+use sqlx::types::time::OffsetDateTime;
+
+use super::record::json_text;
+use super::rows::{block_datetime, datetime, hex, texts};
+use super::{PostgresStore, finish, flags};
+use crate::domain::{ChainId, EventKind, OpenRefund, Outcome, PaymentId, RefundFinding, Timestamp};
+use crate::store::StoreError;
+use crate::store::refunds::{
+    RawRefund, RefundStore, SearchDue, paid_event_key, raised, sound_refunds,
+};
+use crate::store::row::column_number;
+
+const LIST: &str = "to read refund records";
+const WRITE: &str = "to write down a search for refunds";
+
+#[async_trait]
+impl RefundStore for PostgresStore {
+    async fn refunds_to_search(
+        &self,
+        chain_id: ChainId,
+        due: SearchDue,
+        limit: u32,
+    ) -> Result<Vec<OpenRefund>, StoreError> {
+        let rows = sqlx::query_as!(
+            RawRefund,
+            r#"SELECT id, payment_id, order_id, chain_id, token, payer, amount::text AS "amount!",
+                      refund_nonce, status,
+                      (extract(epoch FROM detected_at) * 1000)::bigint AS "detected_at!",
+                      searched_to
+                 FROM reconciled.refunds_owed
+                WHERE chain_id = $1 AND rail = 'x402'
+                  AND status IN ('owed', 'claimed', 'sent', 'blocked')
+                  AND (searched_at IS NULL
+                       OR searched_at <= CASE WHEN status IN ('claimed', 'sent')
+                                              THEN $2::timestamptz ELSE $3::timestamptz END)
+                ORDER BY searched_at NULLS FIRST, id LIMIT $4"#,
+            column_number(chain_id.get()),
+            datetime(due.in_hand_before),
+            datetime(due.owed_before),
+            i64::from(limit),
+        )
+        .fetch_all(&self.pool)
+        .await
+        .map_err(|source| StoreError::from_sqlx(LIST, source))?;
+        Ok(sound_refunds(rows))
+    }
+
+    async fn refunds_searched(
+        &self,
+        findings: &[RefundFinding],
+        now: Timestamp,
+    ) -> Result<Vec<PaymentId>, StoreError> {
+        let refused = |source| StoreError::from_sqlx(WRITE, source);
+        let mut transaction = self.pool.begin().await.map_err(refused)?;
+        let result = write(&mut transaction, findings, datetime(now)).await.map_err(refused);
+        finish(transaction, result, refused).await
+    }
+}
+
+async fn write(
+    connection: &mut PgConnection,
+    findings: &[RefundFinding],
+    now: OffsetDateTime,
+) -> Result<Vec<PaymentId>, sqlx::Error> {
+    let changed = write_records(connection, findings, now).await?;
+    let standing: Vec<&RefundFinding> =
+        findings.iter().filter(|finding| changed.contains(&finding.refund.id)).collect();
+    let flagged: Vec<_> = standing.iter().flat_map(|finding| raised(finding)).collect();
+    flags::write(connection, &flagged, &[], now).await?;
+    let closed: Vec<&RefundFinding> =
+        standing.into_iter().filter(|finding| finding.paid.is_some()).collect();
+    if !closed.is_empty() {
+        write_events(connection, &closed, now).await?;
+        write_resolutions(connection, &closed, now).await?;
+    }
+    Ok(closed.into_iter().map(|finding| finding.refund.payment_id.clone()).collect())
+}
+
+/// The records, each only if it is what it was. Returns the ids of those.
+async fn write_records(
+    connection: &mut PgConnection,
+    findings: &[RefundFinding],
+    now: OffsetDateTime,
+) -> Result<HashSet<i64>, sqlx::Error> {
+    // In the order in which resolutions lock them.
+    let payments: BTreeSet<&PaymentId> = findings.iter().map(|f| &f.refund.payment_id).collect();
+    sqlx::query_scalar!(
+        "SELECT id FROM reconciled.refunds_owed WHERE payment_id = ANY($1::text[])
+          ORDER BY payment_id FOR UPDATE",
+        &texts(payments),
+    )
+    .fetch_all(&mut *connection)
+    .await?;
+    let ids: Vec<i64> = findings.iter().map(|f| f.refund.id).collect();
+    let statuses: Vec<String> =
+        findings.iter().map(|f| f.refund.status.code().to_owned()).collect();
+    let nonces: Vec<String> = findings.iter().map(|f| hex(&f.refund.refund_nonce)).collect();
+    let blocks: Vec<Option<i64>> =
+        findings.iter().map(|f| f.searched_to.map(column_number)).collect();
+    let complete: Vec<bool> = findings.iter().map(|f| f.is_complete).collect();
+    let transactions: Vec<Option<String>> =
+        findings.iter().map(|f| f.paid.as_ref().map(|paid| hex(&paid.log.tx_hash))).collect();
+    let times: Vec<Option<OffsetDateTime>> =
+        findings.iter().map(|f| f.paid.as_ref().map(|paid| block_datetime(paid.at()))).collect();
+    let changed = sqlx::query_scalar!(
+        "UPDATE reconciled.refunds_owed r
+            SET searched_to = greatest(r.searched_to, c.searched_to),
+                searched_at = CASE WHEN c.complete THEN $8 ELSE r.searched_at END,
+                status = CASE WHEN c.paid_tx IS NULL THEN r.status ELSE 'paid' END,
+                paid_tx = coalesce(c.paid_tx, r.paid_tx),
+                paid_at = coalesce(c.paid_at, r.paid_at)
+           FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[], $5::bool[], $6::text[],
+                       $7::timestamptz[])
+                    AS c (id, status, refund_nonce, searched_to, complete, paid_tx, paid_at)
+          WHERE r.id = c.id AND r.status = c.status
+            AND lower(r.refund_nonce) = c.refund_nonce
+         RETURNING r.id",
+        &ids,
+        &statuses,
+        &nonces,
+        &blocks as &[Option<i64>],
+        &complete,
+        &transactions as &[Option<String>],
+        &times as &[Option<OffsetDateTime>],
+        now,
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(changed.into_iter().collect())
+}
+
+async fn write_events(
+    connection: &mut PgConnection,
+    closed: &[&RefundFinding],
+    now: OffsetDateTime,
+) -> Result<(), sqlx::Error> {
+    let orders: Vec<String> = closed.iter().map(|f| f.refund.order_id.to_string()).collect();
+    let keys: Vec<String> = closed.iter().map(|f| paid_event_key(&f.refund)).collect();
+    sqlx::query!(
+        "INSERT INTO reconciled.events (kind, order_id, payment_id, dedupe_key, created_at)
+         SELECT $1, c.order_id, c.payment_id, c.dedupe_key, $5
+           FROM unnest($2::text[], $3::text[], $4::text[])
+                    AS c (order_id, payment_id, dedupe_key)
+         ON CONFLICT (dedupe_key) DO NOTHING",
+        EventKind::RefundPaid.code(),
+        &orders,
+        &texts(closed.iter().map(|f| &f.refund.payment_id)),
+        &keys,
+        now,
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+async fn write_resolutions(
+    connection: &mut PgConnection,
+    closed: &[&RefundFinding],
+    now: OffsetDateTime,
+) -> Result<(), sqlx::Error> {
+    for finding in closed {
+        let Some(paid) = &finding.paid else { continue };
+        let block = paid.log.block;
+        sqlx::query!(
+            "INSERT INTO reconciled.resolutions
+                    (payment_id, order_id, outcome, verdict, evidence, tx_hash, log_index,
+                     block_number, block_hash, block_time, resolved_at)
+             VALUES ($1, $2, $3, $3, $4::text::jsonb, $5, $6, $7, $8, $9, $10)",
+            finding.refund.payment_id.as_str(),
+            finding.refund.order_id.as_str(),
+            Outcome::RefundPaid.code(),
+            json_text(&paid.evidence),
+            hex(&paid.log.tx_hash),
+            column_number(paid.log.log_index),
+            column_number(block.number),
+            hex(&block.hash),
+            block_datetime(block.time),
+            now,
+        )
+        .execute(&mut *connection)
+        .await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,163 @@
+//! Refund records, for the search on chain.
+
+use async_trait::async_trait;
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
+use sqlx::{FromRow, Row};
+
+use super::{SqliteStore, failed, finish, flags};
+use crate::domain::{
+    ChainId, EventKind, OpenRefund, Outcome, PaymentId, RefundFinding, RefundPaid, RefundStatus,
+    Timestamp,
+};
+use crate::store::StoreError;
+use crate::store::refunds::{
+    RawRefund, RefundStore, SearchDue, paid_event_key, raised, sound_refunds,
+};
+use crate::store::row::column_number;
+
+const LIST: &str = "to read refund records";
+const WRITE: &str = "to write down a search for refunds";
+
+impl FromRow<'_, SqliteRow> for RawRefund {
+    fn from_row(row: &SqliteRow) -> Result<Self, sqlx::Error> {
+        Ok(Self {
+            id: row.try_get("id")?,
+            payment_id: row.try_get("payment_id")?,
+            order_id: row.try_get("order_id")?,
+            chain_id: row.try_get("chain_id")?,
+            token: row.try_get("token")?,
+            payer: row.try_get("payer")?,
+            amount: row.try_get("amount")?,
+            refund_nonce: row.try_get("refund_nonce")?,
+            status: row.try_get("status")?,
+            detected_at: row.try_get("detected_at")?,
+            searched_to: row.try_get("searched_to")?,
+        })
+    }
+}
+
+#[async_trait]
+impl RefundStore for SqliteStore {
+    async fn refunds_to_search(
+        &self,
+        chain_id: ChainId,
+        due: SearchDue,
+        limit: u32,
+    ) -> Result<Vec<OpenRefund>, StoreError> {
+        let rows: Vec<RawRefund> = sqlx::query_as(
+            "SELECT * FROM reconciled_refunds_owed
+             WHERE chain_id = ? AND rail = 'x402'
+               AND status IN ('owed', 'claimed', 'sent', 'blocked')
+               AND (searched_at IS NULL
+                    OR searched_at <= CASE WHEN status IN ('claimed', 'sent') THEN ? ELSE ? END)
+             ORDER BY searched_at NULLS FIRST, id LIMIT ?",
+        )
+        .bind(column_number(chain_id.get()))
+        .bind(due.in_hand_before.as_millis())
+        .bind(due.owed_before.as_millis())
+        .bind(limit)
+        .fetch_all(&self.reader)
+        .await
+        .map_err(failed(LIST))?;
+        Ok(sound_refunds(rows))
+    }
+
+    async fn refunds_searched(
+        &self,
+        findings: &[RefundFinding],
+        now: Timestamp,
+    ) -> Result<Vec<PaymentId>, StoreError> {
+        let mut tx = self.begin(WRITE).await?;
+        let result = write(&mut tx, findings, now).await;
+        finish(tx, WRITE, result).await
+    }
+}
+
+async fn write(
+    conn: &mut SqliteConnection,
+    findings: &[RefundFinding],
+    now: Timestamp,
+) -> Result<Vec<PaymentId>, StoreError> {
+    let mut closed = Vec::new();
+    for finding in findings {
+        if !write_record(conn, finding, now).await.map_err(failed(WRITE))? {
+            continue;
+        }
+        let flagged: Vec<_> = raised(finding).collect();
+        flags::write(conn, &flagged, &[], now).await?;
+        if let Some(paid) = &finding.paid {
+            write_paid(conn, &finding.refund, paid, now).await.map_err(failed(WRITE))?;
+            closed.push(finding.refund.payment_id.clone());
+        }
+    }
+    Ok(closed)
+}
+
+/// The record, if it is what it was; `false` when it is not.
+async fn write_record(
+    conn: &mut SqliteConnection,
+    finding: &RefundFinding,
+    now: Timestamp,
+) -> Result<bool, sqlx::Error> {
+    let paid = finding.paid.as_ref();
+    let changed = sqlx::query(
+        "UPDATE reconciled_refunds_owed
+         SET searched_to = max(coalesce(?1, searched_to), coalesce(searched_to, ?1)),
+             searched_at = CASE WHEN ?2 THEN ?3 ELSE searched_at END,
+             status = CASE WHEN ?4 IS NULL THEN status ELSE ?5 END,
+             paid_tx = coalesce(?4, paid_tx), paid_at = coalesce(?6, paid_at)
+         WHERE id = ?7 AND status = ?8 AND lower(refund_nonce) = ?9",
+    )
+    .bind(finding.searched_to.map(column_number))
+    .bind(finding.is_complete)
+    .bind(now.as_millis())
+    .bind(paid.map(|paid| paid.log.tx_hash.to_string()))
+    .bind(RefundStatus::Paid.code())
+    .bind(paid.map(|paid| Timestamp::from(paid.at()).as_millis()))
+    .bind(finding.refund.id)
+    .bind(finding.refund.status.code())
+    .bind(finding.refund.refund_nonce.to_string())
+    .execute(conn)
+    .await?;
+    Ok(changed.rows_affected() == 1)
+}
+
+/// What others are told of a refund that was paid, and what that rests on.
+async fn write_paid(
+    conn: &mut SqliteConnection,
+    refund: &OpenRefund,
+    paid: &RefundPaid,
+    now: Timestamp,
+) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "INSERT INTO reconciled_events (kind, order_id, payment_id, dedupe_key, created_at)
+         VALUES (?, ?, ?, ?, ?) ON CONFLICT (dedupe_key) DO NOTHING",
+    )
+    .bind(EventKind::RefundPaid.code())
+    .bind(refund.order_id.as_str())
+    .bind(refund.payment_id.as_str())
+    .bind(paid_event_key(refund))
+    .bind(now.as_millis())
+    .execute(&mut *conn)
+    .await?;
+    let block = paid.log.block;
+    sqlx::query(
+        "INSERT INTO reconciled_resolutions
+            (payment_id, order_id, outcome, verdict, evidence, tx_hash, log_index, block_number,
+             block_hash, block_time, resolved_at)
+         VALUES (?1, ?2, ?3, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+    )
+    .bind(refund.payment_id.as_str())
+    .bind(refund.order_id.as_str())
+    .bind(Outcome::RefundPaid.code())
+    .bind(paid.evidence.to_string())
+    .bind(paid.log.tx_hash.to_string())
+    .bind(column_number(paid.log.log_index))
+    .bind(column_number(block.number))
+    .bind(block.hash.to_string())
+    .bind(column_number(block.time.as_secs()))
+    .bind(now.as_millis())
+    .execute(conn)
+    .await?;
+    Ok(())
+}

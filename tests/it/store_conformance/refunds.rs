@@ -1,0 +1,181 @@
+//! The search for refunds: which records are due, and what is written down of a search.
+
+use reconciled::domain::{
+    ChainId, Flag, FlagKind, LogRef, OpenRefund, PaymentId, RefundFinding, RefundPaid, RefundStatus,
+};
+use reconciled::store::SearchDue;
+use serde_json::json;
+
+use super::harness::*;
+
+for_each_backend! {
+    records_that_are_not_closed_are_due_and_those_in_hand_more_often,
+    a_refund_that_was_paid_closes_its_record_with_all_that_goes_with_it,
+    a_record_that_changed_since_it_was_asked_about_is_left_alone,
+    two_replicas_close_one_record_once,
+    a_search_that_found_nothing_only_says_how_far_it_came,
+    a_misused_nonce_is_flagged_and_changes_nothing,
+}
+
+const CHAIN: ChainId = ChainId::new(8453);
+
+/// Orders paid by somebody else, each with a payment that is owed back.
+async fn owed(db: &TestDb, ids: &[&str]) {
+    for id in ids {
+        db.paid_order(&format!("o-{id}")).await;
+        db.payment(id, &format!("o-{id}")).await;
+        db.apply(id, settled(id)).await;
+    }
+}
+
+async fn set(db: &TestDb, id: &str, status: &str) {
+    let sql = "UPDATE {refunds_owed} SET status = ? WHERE payment_id = ?";
+    assert_eq!(db.gateway.execute(sql, &[Some(status), Some(id)]).await.unwrap(), 1);
+}
+
+async fn due_at(db: &TestDb, secs: u64, limit: u32) -> Vec<OpenRefund> {
+    let due = SearchDue {
+        in_hand_before: at(secs.saturating_sub(60)),
+        owed_before: at(secs.saturating_sub(3_600)),
+    };
+    db.store.refunds_to_search(CHAIN, due, limit).await.unwrap()
+}
+
+fn ids(refunds: &[OpenRefund]) -> Vec<&str> {
+    refunds.iter().map(|refund| refund.payment_id.as_str()).collect()
+}
+
+fn nothing_found(refund: &OpenRefund, searched_to: u64) -> RefundFinding {
+    RefundFinding {
+        refund: refund.clone(),
+        searched_to: Some(searched_to),
+        is_complete: true,
+        paid: None,
+        flags: Vec::new(),
+    }
+}
+
+fn paid(refund: &OpenRefund) -> RefundFinding {
+    let log = LogRef { block: block(500, 900), tx_hash: tx_hash("refund"), log_index: 4 };
+    let paid = RefundPaid { log, evidence: json!({ "shown_by": ["first"] }) };
+    RefundFinding { paid: Some(paid), ..nothing_found(refund, 600) }
+}
+
+async fn column(db: &TestDb, name: &str) -> Option<String> {
+    db.value(&format!("SELECT CAST({name} AS TEXT) FROM {{refunds_owed}}")).await
+}
+
+async fn records_that_are_not_closed_are_due_and_those_in_hand_more_often(db: &TestDb) {
+    owed(db, &["a", "b", "c", "d", "e", "f"]).await;
+    for (id, status) in
+        [("b", "claimed"), ("c", "sent"), ("d", "blocked"), ("e", "paid"), ("f", "void")]
+    {
+        set(db, id, status).await;
+    }
+    let all = due_at(db, 100, 10).await;
+    assert_eq!(ids(&all), ["a", "b", "c", "d"]);
+    assert_eq!(all[1].status, RefundStatus::Claimed);
+    assert_eq!(all[0].amount.to_string(), AMOUNT);
+    assert_eq!((all[0].searched_to, all[0].detected_at), (None, at(30)));
+    assert_eq!(ids(&due_at(db, 100, 2).await), ["a", "b"], "bounded");
+    let elsewhere = SearchDue { in_hand_before: at(100), owed_before: at(100) };
+    let other = db.store.refunds_to_search(ChainId::new(1), elsewhere, 10).await.unwrap();
+    assert!(other.is_empty());
+
+    let findings: Vec<RefundFinding> = all.iter().map(|one| nothing_found(one, 600)).collect();
+    db.store.refunds_searched(&findings, at(100)).await.unwrap();
+    assert!(due_at(db, 159, 10).await.is_empty());
+    assert_eq!(ids(&due_at(db, 160, 10).await), ["b", "c"], "in somebody's hands");
+    assert_eq!(ids(&due_at(db, 3_700, 10).await), ["a", "b", "c", "d"]);
+}
+
+/// I7, I12.
+async fn a_refund_that_was_paid_closes_its_record_with_all_that_goes_with_it(db: &TestDb) {
+    owed(db, &["a"]).await;
+    set(db, "a", "claimed").await;
+    let refund = due_at(db, 100, 10).await.remove(0);
+    let closed = db.store.refunds_searched(&[paid(&refund)], at(1_000)).await.unwrap();
+    assert_eq!(closed, [PaymentId::from("a")]);
+    assert_eq!(db.refunds().await, ["a duplicate 1000000 paid"]);
+    assert_eq!(db.events().await, ["refund.owed:o-a", "refund.paid:o-a"]);
+    let story = db.store.story(&PaymentId::from("a")).await.unwrap().unwrap();
+    let record = story.refund.unwrap();
+    assert_eq!(record["paid_tx"], tx_hash("refund").to_string());
+    assert!(record["paid_at"].as_str().is_some_and(|time| !time.is_empty()));
+    let last = story.resolutions.last().unwrap();
+    assert_eq!(last["outcome"], "refund_paid");
+    assert_eq!(last["evidence"]["shown_by"][0], "first");
+    assert_eq!((&last["block_number"], &last["log_index"]), (&500.into(), &4.into()));
+    assert!(due_at(db, 100_000, 10).await.is_empty(), "it is closed for good");
+}
+
+/// I9, I10.
+async fn a_record_that_changed_since_it_was_asked_about_is_left_alone(db: &TestDb) {
+    owed(db, &["a"]).await;
+    let refund = due_at(db, 100, 10).await.remove(0);
+    for status in ["claimed", "void", "paid"] {
+        set(db, "a", status).await;
+        let mut misused = paid(&refund);
+        misused.flags.push(misuse());
+        let closed = db.store.refunds_searched(&[misused], at(1_000)).await.unwrap();
+        assert!(closed.is_empty());
+        assert_eq!(db.refunds().await, [format!("a duplicate 1000000 {status}")]);
+        assert_eq!(column(db, "searched_to").await, None, "it was not searched for as it is now");
+    }
+    set(db, "a", "owed").await;
+    let other_nonce = "UPDATE {refunds_owed} SET refund_nonce = '0x01'";
+    db.gateway.execute(other_nonce, &[]).await.unwrap();
+    assert!(db.store.refunds_searched(&[paid(&refund)], at(1_000)).await.unwrap().is_empty());
+    assert_eq!(db.events().await, ["refund.owed:o-a"]);
+    assert!(db.flags().await.is_empty());
+}
+
+async fn two_replicas_close_one_record_once(db: &TestDb) {
+    owed(db, &["a", "b"]).await;
+    let found: Vec<RefundFinding> = due_at(db, 100, 10).await.iter().map(paid).collect();
+    let turned: Vec<RefundFinding> = found.iter().rev().cloned().collect();
+    let replica = db.replica().await;
+    let (one, other) = tokio::join!(
+        db.store.refunds_searched(&found, at(1_000)),
+        replica.refunds_searched(&turned, at(1_000)),
+    );
+    assert_eq!(one.unwrap().len() + other.unwrap().len(), 2);
+    assert_eq!(db.count("{events}").await, 4, "two owed, two paid");
+    assert_eq!(db.count("{resolutions}").await, 4);
+}
+
+async fn a_search_that_found_nothing_only_says_how_far_it_came(db: &TestDb) {
+    owed(db, &["a"]).await;
+    let refund = due_at(db, 100, 10).await.remove(0);
+    let part = RefundFinding { is_complete: false, ..nothing_found(&refund, 600) };
+    db.store.refunds_searched(&[part], at(100)).await.unwrap();
+    assert_eq!(due_at(db, 101, 10).await[0].searched_to, Some(600), "still due: there is more");
+    db.store.refunds_searched(&[nothing_found(&refund, 590)], at(102)).await.unwrap();
+    assert_eq!(column(db, "searched_to").await.as_deref(), Some("600"), "it never goes back");
+    let silent =
+        RefundFinding { searched_to: None, is_complete: false, ..nothing_found(&refund, 0) };
+    db.store.refunds_searched(&[silent], at(200)).await.unwrap();
+    assert_eq!(column(db, "searched_to").await.as_deref(), Some("600"));
+    assert_eq!(db.refunds().await, ["a duplicate 1000000 owed"]);
+    assert_eq!(db.count("{resolutions}").await, 1);
+    assert!(db.store.refunds_searched(&[], at(300)).await.unwrap().is_empty());
+}
+
+fn misuse() -> Flag {
+    Flag {
+        kind: FlagKind::RefundMismatch,
+        subject: String::new(),
+        detail: json!({ "used_for": "something else" }),
+    }
+}
+
+async fn a_misused_nonce_is_flagged_and_changes_nothing(db: &TestDb) {
+    owed(db, &["a"]).await;
+    let refund = due_at(db, 100, 10).await.remove(0);
+    let misused = RefundFinding { flags: vec![misuse()], ..nothing_found(&refund, 600) };
+    db.store.refunds_searched(std::slice::from_ref(&misused), at(100)).await.unwrap();
+    db.store.refunds_searched(&[misused], at(200)).await.unwrap();
+    assert_eq!(db.flags().await, ["refund_mismatch:a"]);
+    assert_eq!(db.count("{flags}").await, 1);
+    assert_eq!(db.refunds().await, ["a duplicate 1000000 owed"]);
+}
