@@ -157,12 +157,14 @@ pub fn judge_refund(
         }
     }
     let is_agreed = |by: &BTreeSet<&EndpointName>| by.len() >= quorum;
-    // What too few show is neither believed nor passed over: those blocks are searched again.
-    if seen_by.iter().all(|(_, by)| is_agreed(by)) {
+    // What too few show is neither believed nor passed over, nor is a use whose transfer is not to be seen, as
+    // a limited node may show it: those blocks are searched again.
+    let is_whole = |used: &NonceUse| used.consumption.kind != ConsumptionKind::WithoutTransfer;
+    if seen_by.iter().all(|(used, by)| is_agreed(by) && is_whole(used)) {
         finding.searched_to = searches.values().map(|search| search.to_block).min();
         finding.is_complete = searches.values().all(|s| s.to_block >= s.finalized.number);
     }
-    seen_by.retain(|(_, by)| is_agreed(by));
+    seen_by.retain(|(used, by)| is_agreed(by) && is_whole(used));
     seen_by.sort_by_key(|(used, _)| place(used));
 
     let pays = seen_by.iter().position(|(used, _)| payment_of(refund, used).is_some());
@@ -203,7 +205,7 @@ fn place(used: &NonceUse) -> (u64, u64) {
 fn payment_of(refund: &OpenRefund, used: &NonceUse) -> Option<SeenTransfer> {
     match used.consumption.kind {
         ConsumptionKind::Transferred(seen)
-            if (seen.to, seen.value) == (refund.payer, refund.amount) =>
+            if (seen.token, seen.to, seen.value) == (refund.token, refund.payer, refund.amount) =>
         {
             Some(seen)
         }
