@@ -18,7 +18,9 @@ use crate::schedule::{Adoption, Expected, Plot, Schedule, Survival};
 use crate::store::schedules::{ObservedChecks, Series, Version};
 use crate::store::{Store, connect};
 use crate::telemetry::VersionOutcome;
-use crate::worker::tune::{ChainTuning, Measured, Proposal, TuneSettings, measure, store_version};
+use crate::worker::tune::{
+    ChainTuning, Measured, Proposal, Stored, TuneSettings, measure, store_version,
+};
 
 /// Columns and rows of a plot in a terminal.
 const PLOT_WIDTH: usize = 72;
@@ -140,7 +142,7 @@ impl Bench {
             } else {
                 None
             };
-            if matches!(stored, Some((VersionOutcome::Superseded, _))) {
+            if stored.as_ref().is_some_and(|s| s.outcome == VersionOutcome::Superseded) {
                 ending = Ending::Wrong;
             }
             let found_at = measured.settings(&chain.settings).conditions.found_at;
@@ -211,7 +213,9 @@ impl Picture<'_> {
             format!("{name} {}", self.survival.quantile(share).map_or("beyond".to_owned(), short))
         });
         let never = 100.0 * self.survival.never();
-        row("latency", format!("{}, never {never:.1} %", quantiles.join(", ")));
+        // Without samples there is only the belief, and the ages of what is open.
+        let believed = if m.samples == 0 { " (believed)" } else { "" };
+        row("latency", format!("{}, never {never:.1} %{believed}", quantiles.join(", ")));
         if m.clamped > 0 {
             let worst = short(Duration::from_millis(m.skew_max_ms));
             let n = m.clamped;
@@ -284,7 +288,7 @@ struct Change<'a> {
     proposal: Proposal,
     in_use: Schedule,
     found_at: Duration,
-    stored: Option<(VersionOutcome, Option<i64>)>,
+    stored: Option<Stored>,
 }
 
 impl Change<'_> {
@@ -309,14 +313,18 @@ impl Change<'_> {
         }
         let (better, why) = self.why();
         row(if better { "better" } else { "not better" }, why.to_owned());
-        if let Some((outcome, id)) = self.stored {
-            let id = id.map_or(String::new(), |id| format!(" as version {id}"));
+        if let Some(Stored { outcome, id, reason }) = &self.stored {
+            let id = id.unwrap_or_default();
             let words = match outcome {
-                VersionOutcome::Adopted => "adopted: new watches take it",
-                VersionOutcome::Rejected => "kept, and not used",
-                VersionOutcome::Superseded => "not kept: another fit was first; try again",
+                VersionOutcome::Adopted => format!("adopted as version {id}: new watches take it"),
+                VersionOutcome::Rejected => {
+                    format!("kept as version {id} and not used: {reason}")
+                }
+                VersionOutcome::Superseded => {
+                    "not kept: another fit was first; try again".to_owned()
+                }
             };
-            row("", format!("{words}{id}"));
+            row("outcome", words);
         }
         out
     }
@@ -343,8 +351,8 @@ impl Change<'_> {
                 "read_price": fitted.prices.read,
                 "delay_price": fitted.prices.delay_second,
             },
-            "outcome": self.stored.map(|(outcome, _)| outcome),
-            "version": self.stored.and_then(|(_, id)| id),
+            "outcome": self.stored.as_ref().map(|stored| stored.outcome),
+            "version": self.stored.as_ref().and_then(|stored| stored.id),
         })
     }
 }

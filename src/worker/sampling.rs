@@ -15,10 +15,10 @@ use sha2::{Digest, Sha256};
 use super::check::WatchedChain;
 use super::driver::{Activation, Stop, Task};
 use super::schedules::Schedules;
-use crate::chain::Breadth;
+use crate::chain::{Breadth, Chain};
 use crate::clock::Clock;
 use crate::domain::{
-    BlockTime, ChainId, Method, PaidAfter, Payment, PaymentId, Policy, Timestamp, Verdict, judge,
+    BlockTime, ChainId, PaidAfter, Payment, PaymentId, Policy, Timestamp, Verdict, judge,
 };
 use crate::schedule::Grid;
 use crate::store::schedules::{
@@ -140,7 +140,7 @@ impl Sampling {
                     *counted.skipped.entry(SkippedSample::ChainNotConfigured).or_default() += 1
                 }
                 (Some((_, grid)), Some(block_time)) => counted.add(&payment, block_time, *grid),
-                (Some(_), None) if payment.method != Method::Eip3009 => {
+                (Some(_), None) if !Chain::can_read(payment.method) => {
                     *counted.skipped.entry(SkippedSample::UnsupportedMethod).or_default() += 1;
                 }
                 (Some(_), None) => to_ask.entry(payment.chain_id).or_default().push(payment),

@@ -256,6 +256,17 @@ impl Measured {
     }
 }
 
+/// A proposal as it was stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stored {
+    /// What became of it.
+    pub outcome: VersionOutcome,
+    /// The version, unless it was superseded.
+    pub id: Option<i64>,
+    /// Why it was adopted, or why not.
+    pub reason: String,
+}
+
 /// Stores a proposal as a version, adopted or not.
 pub async fn store_version(
     store: &dyn Store,
@@ -263,7 +274,7 @@ pub async fn store_version(
     proposal: &Proposal,
     settings: &TuneSettings,
     now: Timestamp,
-) -> anyhow::Result<(VersionOutcome, Option<i64>)> {
+) -> anyhow::Result<Stored> {
     let (adopted, reason) = match (&proposal.adoption, settings.not_adopting()) {
         (Adoption::Keep { why }, _) => (false, why.clone()),
         (Adoption::Adopt { why }, Some(not)) => (false, format!("{not}; {why}")),
@@ -282,11 +293,13 @@ pub async fn store_version(
         adopted,
         reason,
     };
-    Ok(match store.add_version(&version, now).await? {
-        None => (VersionOutcome::Superseded, None),
-        Some(id) if adopted => (VersionOutcome::Adopted, Some(id)),
-        Some(id) => (VersionOutcome::Rejected, Some(id)),
-    })
+    let id = store.add_version(&version, now).await?;
+    let outcome = match id {
+        None => VersionOutcome::Superseded,
+        Some(_) if adopted => VersionOutcome::Adopted,
+        Some(_) => VersionOutcome::Rejected,
+    };
+    Ok(Stored { outcome, id, reason: version.reason })
 }
 
 /// Fits regularly.
@@ -360,12 +373,12 @@ impl Tuning {
         .await?;
         let proposal = proposal?;
         let now = self.clock.now();
-        let (outcome, id) =
+        let stored =
             store_version(self.store.as_ref(), &measured, &proposal, &self.settings, now).await?;
-        let (Adoption::Adopt { why } | Adoption::Keep { why }) = &proposal.adoption;
+        let Stored { outcome, id, reason } = stored;
         let (rail, chain) = (series.rail, series.chain_id);
         let samples = measured.samples;
-        tracing::info!(%rail, %chain, schedule = id, outcome = outcome.code(), samples, why, "a schedule was fitted");
+        tracing::info!(%rail, %chain, schedule = id, %outcome, samples, reason, "a schedule was fitted");
         Ok(outcome)
     }
 }

@@ -9,6 +9,7 @@
 mod chain_reader;
 mod costs;
 mod process;
+mod sampling;
 mod sim_node;
 mod store_conformance;
 mod support;

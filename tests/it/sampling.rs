@@ -1,0 +1,279 @@
+//! From settled payments to samples, and from samples to what a schedule is fitted to: the tasks themselves,
+//! on a real database, with a clock that the test moves. The chain is out of reach here; where it is asked
+//! and answers, the daemon's own suite looks on.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use reconciled::clock::{Clock, ManualClock};
+use reconciled::commands::run::watch_chain;
+use reconciled::config::Config;
+use reconciled::domain::{ChainId, Rail, RawPayment, Timestamp};
+use reconciled::sim::gateway::GatewayDb;
+use reconciled::store::schedules::{Part, SampleBin, Series, epoch_of};
+use reconciled::store::{DatabaseUrl, Store, connect};
+use reconciled::telemetry::Metrics;
+use reconciled::worker::sampling::{HELD_OUT_ONE_IN, bin_grid, part_of};
+use reconciled::worker::tune::{ChainTuning, Measured, measure};
+use reconciled::worker::{Sampling, Schedules, Stop, Stopper};
+
+/// On a full hour.
+const T0: Timestamp = Timestamp::from_millis(1_780_002_000_000);
+
+const BASE: Series = Series { rail: Rail::X402, chain_id: ChainId::new(8453) };
+
+const CONFIGURATION: &str = r#"
+    [database]
+    url = "sqlite:unused"
+    [schedule]
+    half_life = "1h"
+    [[chains]]
+    chain_id = 8453
+    request_timeout = "1s"
+    [[chains.endpoints]]
+    name = "nowhere"
+    url = "http://127.0.0.1:9"
+"#;
+
+fn at(secs: u64) -> Timestamp {
+    T0.saturating_add(Duration::from_secs(secs))
+}
+
+struct Bench {
+    config: Config,
+    store: Arc<dyn Store>,
+    gateway: GatewayDb,
+    clock: Arc<ManualClock>,
+    metrics: Metrics,
+    sampling: Sampling,
+    tunings: BTreeMap<ChainId, ChainTuning>,
+    stop: Stop,
+    _stopper: Stopper,
+    _folder: tempfile::TempDir,
+}
+
+impl Bench {
+    async fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}", folder.path().join("gateway.db").display());
+        let url = DatabaseUrl::parse(&url).unwrap();
+        let store = connect(&url, 4).await.unwrap();
+        store.migrate().await.unwrap();
+        store.verify_schema().await.unwrap();
+        let gateway = GatewayDb::connect(&url).await.unwrap();
+        let clock = Arc::new(ManualClock::new(at(600)));
+        let metrics = Metrics::new().unwrap();
+        let config = Config::parse(CONFIGURATION, []).unwrap();
+        let mut chains = BTreeMap::new();
+        let mut tunings = BTreeMap::new();
+        for chain in config.chains(|_| None).unwrap() {
+            let tuning = ChainTuning { grid: chain.grid, settings: chain.fit };
+            let (id, chain) = watch_chain(chain, &metrics).unwrap();
+            chains.insert(id, (Arc::new(chain), tuning.grid));
+            tunings.insert(id, tuning);
+        }
+        let (stopper, stop) = Stop::new(Duration::ZERO);
+        let sampling = Sampling {
+            store: Arc::clone(&store),
+            chains,
+            schedules: Arc::new(Schedules::default()),
+            clock: Arc::<ManualClock>::clone(&clock),
+            metrics: metrics.clone(),
+            window: Duration::from_secs(24 * 3_600),
+            settle_lag: Duration::from_secs(60),
+        };
+        Self {
+            config,
+            store,
+            gateway,
+            clock,
+            metrics,
+            sampling,
+            tunings,
+            stop,
+            _stopper: stopper,
+            _folder: folder,
+        }
+    }
+
+    /// A settled payment, broadcast and settled at these seconds; with the time of its block where we
+    /// have recorded that.
+    async fn settled(&self, id: &str, broadcast: u64, settled: u64, block: Option<u64>) {
+        self.gateway.insert_payment(&row(id, broadcast)).await.unwrap();
+        let settled_at = at(settled).as_millis().to_string();
+        let sql = "UPDATE payments SET settled_at = ?t WHERE id = ?";
+        self.gateway.execute(sql, &[Some(&settled_at), Some(id)]).await.unwrap();
+        let Some(block) = block else { return };
+        let secs = (at(block).as_millis() / 1_000).to_string();
+        let hash = format!("0x{id}");
+        let sql = "INSERT INTO {transfers} (chain_id, tx_hash, log_index, payment_id, token, payer, \
+                   pay_to, amount, block_number, block_hash, block_time, finality, seen_at) \
+                   VALUES (8453, ?, 1, ?, '', '', '', '1', 1, ?, ?i, 'final', 0)";
+        let binds = [Some(hash.as_str()), Some(id), Some(hash.as_str()), Some(secs.as_str())];
+        self.gateway.execute(sql, &binds).await.unwrap();
+    }
+
+    async fn bins(&self) -> Vec<SampleBin> {
+        let grid = bin_grid(self.tunings[&BASE.chain_id].grid);
+        self.store.sample_bins(BASE, grid, 0).await.unwrap()
+    }
+
+    async fn measured(&self) -> Vec<Measured> {
+        let settings = self.config.tune_settings();
+        measure(self.store.as_ref(), &self.tunings, &settings, self.clock.now()).await.unwrap()
+    }
+
+    /// A series of `/metrics`.
+    fn metric(&self, series: &str) -> String {
+        let text = String::from_utf8(self.metrics.render().unwrap()).unwrap();
+        let line =
+            text.lines().find_map(|line| line.strip_prefix(&format!("reconciled_{series} ")));
+        line.unwrap_or_else(|| panic!("no series {series} in {text}")).to_owned()
+    }
+}
+
+fn row(id: &str, broadcast: u64) -> RawPayment {
+    let text = |text: &str| Some(text.to_owned());
+    RawPayment {
+        id: id.to_owned(),
+        order_id: text("o"),
+        rail: text("x402"),
+        method: text("eip3009"),
+        chain_id: text("8453"),
+        token: text("0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913"),
+        payer: text("0x00000000000000000000000000000000000000b1"),
+        pay_to: text("0x00000000000000000000000000000000000000Aa"),
+        amount: text("1"),
+        nonce: Some(format!("0x{:064x}", broadcast + 1)),
+        valid_after: text("0"),
+        valid_before: Some((at(3_600).as_millis() / 1_000).to_string()),
+        tx_hash: None,
+        status: text("settled"),
+        created_at: Some(at(broadcast).as_millis().to_string()),
+        broadcast_at: Some(at(broadcast).as_millis().to_string()),
+    }
+}
+
+#[tokio::test]
+async fn a_latency_is_counted_in_its_bin_and_beyond_the_horizon_as_later() {
+    let bench = Bench::new().await;
+    // Steps of two seconds: an age of exactly four belongs to the second bin, which a look at four sees.
+    bench.settled("four", 100, 105, Some(104)).await;
+    bench.settled("five", 100, 106, Some(105)).await;
+    bench.settled("late", 0, 500, Some(3_000)).await;
+    bench.settled("too fresh", 500, 590, Some(502)).await;
+    let sampled = bench.sampling.sample(&bench.stop).await.unwrap();
+    assert_eq!((sampled.samples, sampled.skipped, sampled.more), (3, 0, false));
+    let mut seen: Vec<_> =
+        bench.bins().await.iter().map(|b| (b.key.bin, b.count.latency_sum_ms)).collect();
+    seen.sort_unstable();
+    let horizon = bin_grid(bench.tunings[&BASE.chain_id].grid).bins;
+    assert_eq!(seen, [(1, 4_000), (2, 5_000), (horizon, 0)]);
+    assert_eq!(bench.sampling.sample(&bench.stop).await.unwrap().samples, 0, "each once");
+    bench.clock.advance(Duration::from_secs(60));
+    assert_eq!(bench.sampling.sample(&bench.stop).await.unwrap().samples, 1, "the fresh one");
+}
+
+#[tokio::test]
+async fn a_block_older_than_its_broadcast_counts_as_settled_at_once_and_is_told() {
+    let bench = Bench::new().await;
+    bench.settled("ahead", 107, 110, Some(100)).await;
+    bench.settled("right", 100, 110, Some(101)).await;
+    bench.sampling.sample(&bench.stop).await.unwrap();
+    let bins = bench.bins().await;
+    assert!(bins.iter().all(|bin| bin.key.bin == 0), "{bins:?}");
+    let sum = |f: &dyn Fn(&SampleBin) -> u64| bins.iter().map(f).sum::<u64>();
+    assert_eq!(sum(&|b| b.count.settled), 2);
+    assert_eq!(sum(&|b| b.count.clamped), 1);
+    assert_eq!(sum(&|b| b.count.latency_sum_ms), 1_000);
+    assert_eq!(bench.metric("clock_skew_seconds{chain=\"8453\",rail=\"x402\"}"), "7");
+    assert_eq!(bench.metric("clock_skewed_samples_total{chain=\"8453\",rail=\"x402\"}"), "1");
+    let measured = bench.measured().await;
+    assert_eq!((measured[0].clamped, measured[0].skew_max_ms), (1, 7_000));
+    // A day later it no longer counts as the clock's error of now.
+    bench.clock.advance(Duration::from_secs(25 * 3_600));
+    assert_eq!(bench.measured().await[0].skew_max_ms, 0);
+}
+
+#[tokio::test]
+async fn what_cannot_be_sampled_is_counted_by_reason_and_stops_nothing() {
+    let bench = Bench::new().await;
+    bench.settled("unread", 100, 110, None).await;
+    bench.settled("known", 100, 111, Some(103)).await;
+    for (id, sql) in [
+        ("malformed", "UPDATE payments SET payer = 'nobody' WHERE id = ?"),
+        ("elsewhere", "UPDATE payments SET chain_id = 5 WHERE id = ?"),
+    ] {
+        bench.settled(id, 100, 112, None).await;
+        bench.gateway.execute(sql, &[Some(id)]).await.unwrap();
+    }
+    let sampled = bench.sampling.sample(&bench.stop).await.unwrap();
+    assert_eq!((sampled.samples, sampled.skipped, sampled.asked), (1, 3, 3));
+    for (reason, count) in [
+        ("not_shown", "1"),
+        ("malformed_payment", "1"),
+        ("chain_not_configured", "1"),
+        ("unsupported_method", "0"),
+    ] {
+        let series = format!("schedule_samples_skipped_total{{reason=\"{reason}\"}}");
+        assert_eq!(bench.metric(&series), count, "{reason}");
+    }
+    let again = bench.sampling.sample(&bench.stop).await.unwrap();
+    assert_eq!((again.samples, again.skipped), (0, 0), "nobody is asked twice");
+}
+
+#[tokio::test]
+async fn a_backlog_is_taken_page_by_page_and_every_payment_once() {
+    let bench = Bench::new().await;
+    const PAYMENTS: u64 = 1_203;
+    for n in 0..PAYMENTS {
+        // Many settle in one moment: a page may end inside it.
+        bench.settled(&format!("p{n:05}"), 100, 110 + n / 700, Some(104)).await;
+    }
+    let sampled = bench.sampling.sample(&bench.stop).await.unwrap();
+    assert_eq!((sampled.samples, sampled.more), (PAYMENTS, false));
+    let held_out: u64 = bench
+        .bins()
+        .await
+        .iter()
+        .filter(|bin| bin.key.part == Part::HeldOut)
+        .map(|bin| bin.count.settled)
+        .sum();
+    let share = PAYMENTS / HELD_OUT_ONE_IN;
+    assert!((share * 3 / 4..share * 5 / 4).contains(&held_out), "{held_out} of {PAYMENTS}");
+}
+
+#[tokio::test]
+async fn fresh_samples_weigh_more_and_open_and_failed_payments_count_as_such() {
+    let bench = Bench::new().await;
+    let to_fit = |n: u64| {
+        (0..).map(move |i| format!("p{n}-{i}")).find(|id| part_of(&id.as_str().into()) == Part::Fit)
+    };
+    bench.settled(&to_fit(1).unwrap(), 100, 110, Some(104)).await;
+    bench.sampling.sample(&bench.stop).await.unwrap();
+    // Two half-lives later another one settles, and one is open.
+    let later = 2 * 3_600;
+    bench.clock.set(at(later + 600));
+    bench.settled(&to_fit(2).unwrap(), later + 100, later + 110, Some(later + 104)).await;
+    let open = RawPayment { status: Some("unknown".to_owned()), ..row("open", later + 590) };
+    bench.gateway.insert_payment(&open).await.unwrap();
+    bench.sampling.sample(&bench.stop).await.unwrap();
+    let measured = bench.measured().await;
+    let one = &measured[0];
+    assert_eq!((one.series, one.samples, one.open, one.never), (BASE, 2, 1, 0));
+    // Both epochs began some minutes ago: a quarter and one, times the same.
+    let minutes = 600.0_f64 / 3_600.0;
+    let expected = (0.25 + 1.0) * (-minutes).exp2();
+    assert!((one.to_fit.settled() - expected).abs() < 1e-9, "{}", one.to_fit.settled());
+    assert!((one.to_fit.open() + one.held_out.open() - 1.0).abs() < 1e-9);
+    assert_eq!(epoch_of(bench.clock.now()) - epoch_of(T0), 2);
+
+    // A day and more later none of it is within the window of one day, but for the version of it.
+    let config =
+        Config::parse(&CONFIGURATION.replace("half_life", "window = \"24h\"\nhalf_life"), []);
+    let settings = config.unwrap().tune_settings();
+    let now = at(40 * 3_600);
+    let none = measure(bench.store.as_ref(), &bench.tunings, &settings, now).await.unwrap();
+    assert!(none.is_empty());
+}
