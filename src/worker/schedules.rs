@@ -149,3 +149,6 @@ fn readable(version: &Version) -> Option<Arc<Schedule>> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
