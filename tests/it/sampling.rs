@@ -69,7 +69,10 @@ impl Bench {
         let mut tunings = BTreeMap::new();
         for chain in config.chains(|_| None).unwrap() {
             let tuning = ChainTuning { grid: chain.grid, settings: chain.fit };
-            let (id, chain) = watch_chain(chain, &metrics).unwrap();
+            let (id, chain) = {
+                let clock = Arc::<ManualClock>::clone(&clock);
+                watch_chain(chain, &metrics, clock).unwrap()
+            };
             chains.insert(id, (Arc::new(chain), tuning.grid));
             tunings.insert(id, tuning);
         }
