@@ -19,6 +19,7 @@ pub mod fault;
 pub mod gateway;
 pub mod node;
 mod permit2;
+pub mod replay;
 pub mod runner;
 pub mod scenario;
 pub mod server;
