@@ -19,7 +19,7 @@ use super::stage::Stage;
 use super::{Authorized, SimChain, SimServer, SimSettings};
 use crate::chain::{Chain, ChainSettings, EndpointSettings, MULTICALL3, Permit2Settings};
 use crate::clock::{Clock, ManualClock};
-use crate::domain::{Amount, EndpointName, PaymentId, Policy, RawPayment, Timestamp};
+use crate::domain::{Amount, PaymentId, Policy, RawPayment, Timestamp};
 use crate::schedule::{Pacing, Schedule, Timing};
 use crate::store::{Store, connect};
 use crate::telemetry::{Metrics, rpc_observer};
@@ -138,10 +138,7 @@ impl Replay {
         let server = SimServer::start(chain, 1).await?;
         let clock = Arc::new(ManualClock::new(STORY_START));
         let metrics = Metrics::new()?;
-        let endpoint = |url: &url::Url| EndpointSettings {
-            name: EndpointName::new("simulated"),
-            url: url.clone(),
-        };
+        let endpoint = |url: &url::Url| EndpointSettings::new("simulated", url.clone());
         let chain_settings = ChainSettings {
             chain_id: STORY_CHAIN,
             endpoints: server.urls().iter().map(endpoint).collect(),
@@ -156,9 +153,10 @@ impl Replay {
             multicall3: MULTICALL3,
             permit2: Permit2Settings::default(),
             request_timeout: Duration::from_secs(10),
+            hedge_after: Duration::from_secs(2),
         };
         let watched = WatchedChain {
-            chain: Chain::new(chain_settings, rpc_observer(&metrics))?,
+            chain: Chain::new(chain_settings, rpc_observer(&metrics), clock.clone())?,
             schedule: settings.schedule.clone(),
             timing: Timing {
                 finality_margin: FINALITY_MARGIN,
