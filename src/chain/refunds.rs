@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-use alloy_primitives::{Address, B256, U64};
+use alloy_primitives::{Address, B256, U64, U256};
 use alloy_sol_types::SolEvent;
 use serde_json::json;
 
@@ -17,6 +17,7 @@ use super::eip3009::{
 use super::endpoint::Endpoint;
 use super::error::CallError;
 use super::logs::{LogFilter, TokenLog};
+use super::multicall::check_chain_id;
 use super::transport::{Call, decode};
 use super::{Chain, ChainSettings};
 use crate::domain::{
@@ -31,7 +32,7 @@ const READS_PER_SEARCH: u64 = 32;
 const USES_MAX: usize = 500;
 
 impl Chain {
-    /// Searches for all these records at once, at the endpoints in their order, until `policy.quorum` of
+    /// Searches for all these records at once, at one endpoint after another, until `policy.quorum` of
     /// them have answered. Never fails: an endpoint that shows nothing is a reading that says why. It
     /// takes at most `within`, of which each endpoint has its share.
     pub async fn search_refunds(
@@ -43,8 +44,11 @@ impl Chain {
         let ends_at = Instant::now() + within;
         let mut readings = Vec::new();
         let mut answers = 0;
-        for (place, endpoint) in self.endpoints.iter().enumerate() {
-            let waiting = u32::try_from(self.endpoints.len() - place).unwrap_or(u32::MAX);
+        // Those that want to be left alone come last.
+        let mut order: Vec<&Endpoint> = self.endpoints.iter().map(AsRef::as_ref).collect();
+        order.sort_by_key(|endpoint| endpoint.is_spared());
+        for (place, endpoint) in order.iter().enumerate() {
+            let waiting = u32::try_from(order.len() - place).unwrap_or(u32::MAX);
             let share = ends_at.saturating_duration_since(Instant::now()) / waiting;
             let search = endpoint.search_refunds(&self.settings, refunds, policy);
             let outcome = tokio::time::timeout(share, search).await.unwrap_or_else(|_| {
@@ -103,10 +107,8 @@ impl Endpoint {
             results.next().unwrap_or_else(|| Err(missing()))
         };
         let id: U64 = decode("eth_chainId", &next()?)?;
-        if id.to::<u64>() != settings.chain_id.get() {
-            let detail = format!("the chain id is {id}, not {}", settings.chain_id);
-            return Err(ReadFailure::new(ReadFailureKind::WrongChain, detail));
-        }
+        // Every time: on another chain nothing would be found, and the search would pass it over for good.
+        check_chain_id(settings, U256::from(id))?;
         let head = parse_header("latest", &next()?)?;
         let finalized = parse_header("finalized", &next()?)?;
         Ok((head, finalized))
