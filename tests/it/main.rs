@@ -8,6 +8,7 @@
 
 mod chain_reader;
 mod costs;
+mod faulty_endpoints;
 mod process;
 mod sampling;
 mod sim_node;

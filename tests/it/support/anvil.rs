@@ -24,6 +24,9 @@ pub(crate) const ANVIL_CHAIN_ID: u64 = 31_337;
 /// No answer from anvil for this long fails the test.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// So many of the last blocks can be asked about states, and be taken away.
+const STATES_KEPT: &str = "300";
+
 /// Below the gas one transaction may have on recent forks.
 const GAS: &str = "0xf42400";
 
@@ -192,7 +195,9 @@ impl Anvil {
     /// Starts anvil; `finalized` is two epochs of `slots_in_an_epoch` blocks behind the head.
     pub(crate) async fn start(slots_in_an_epoch: u64) -> Self {
         let mut process = Command::new(tool("RECONCILED_TEST_ANVIL"))
-            .args(["--port", "0", "--accounts", "1", "--slots-in-an-epoch"])
+            .args(["--port", "0", "--accounts", "1"])
+            // States in memory only: a reorg far from genesis loses the storage of those on disk.
+            .args(["--prune-history", STATES_KEPT, "--slots-in-an-epoch"])
             .arg(slots_in_an_epoch.to_string())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -18,6 +18,11 @@ impl Dice {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         range.start + (z ^ (z >> 31)) % (range.end - range.start)
     }
+
+    /// One of them, all equally likely.
+    pub(crate) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.roll(0..from.len() as u64) as usize]
+    }
 }
 
 /// A number from the environment.

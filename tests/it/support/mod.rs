@@ -3,5 +3,6 @@
 pub(crate) mod anvil;
 pub(crate) mod daemon;
 pub(crate) mod dice;
+pub(crate) mod fault_proxy;
 pub(crate) mod postgres;
 pub(crate) mod worker;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use reconciled::clock::ManualClock;
+use reconciled::clock::{Clock, ManualClock};
 use reconciled::commands::run::watch_chain;
 use reconciled::config::Config;
 use reconciled::domain::Timestamp;
@@ -17,10 +17,14 @@ use reconciled::telemetry::Metrics;
 use reconciled::worker::{Checker, CheckerSettings, Discovery, Reconcile, Stop, Stopper, Targeted};
 use tokio::sync::Notify;
 
+use super::postgres::TestDatabase;
+
 /// A fresh database.
 pub(crate) enum Home {
     /// A file in a folder of its own.
     Sqlite(tempfile::TempDir),
+    /// On the tests' server.
+    Postgres(TestDatabase),
 }
 
 impl Home {
@@ -28,8 +32,13 @@ impl Home {
         Self::Sqlite(tempfile::tempdir().unwrap())
     }
 
+    pub(crate) async fn postgres() -> Self {
+        Self::Postgres(TestDatabase::migrated().await)
+    }
+
     fn url(&self) -> DatabaseUrl {
         let url = match self {
+            Self::Postgres(database) => database.url(),
             Self::Sqlite(folder) => {
                 format!("sqlite:{}", folder.path().join("gateway.db").display())
             }
@@ -97,6 +106,10 @@ impl Worker {
             _stopper: stopper,
             _home: home,
         }
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        self.clock.now()
     }
 
     /// Finds payments to follow, and checks whatever is due. Returns how many were checked.

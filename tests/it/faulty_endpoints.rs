@@ -1,0 +1,44 @@
+//! Hundreds of payments of every fate over days, read by the real worker through endpoints that go wrong in
+//! every way there is: every order ends right, nothing fails from silence (I2), and every unit that reached
+//! the merchant is accounted for once (I4).
+//!
+//! `RECONCILED_TEST_SEED` repeats a run, `RECONCILED_TEST_SOAK` plays so many more seeds after it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+mod books;
+mod fates;
+mod story;
+mod truth;
+
+use self::story::{Endpoints, Story};
+use crate::support::dice::{Dice, from_environment, seed};
+use crate::support::worker::Home;
+
+/// Payments in one story.
+const PAYMENTS: usize = 500;
+
+/// Plays one seed, and those that a soak adds.
+async fn play(what: &str, endpoints: Endpoints, home: impl AsyncFn() -> Home) {
+    let first = seed();
+    let mut more = Dice::new(first);
+    let soak = from_environment("RECONCILED_TEST_SOAK").unwrap_or(0);
+    let seeds = std::iter::once(first).chain((0..soak).map(|_| more.roll(0..1 << 32)));
+    for seed in seeds {
+        eprintln!("{what}: RECONCILED_TEST_SEED={seed}");
+        let mut story = Story::start(home().await, endpoints, PAYMENTS, seed).await;
+        story.play().await;
+        eprintln!("{what}: seed {seed}: {}", story.figures());
+        story.check_ending().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i2_faulty_endpoints_fail_nothing_that_landed_with_a_quorum_of_one() {
+    play("quorum 1 of 2", Endpoints::Honest { count: 2 }, async || Home::sqlite()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i2_one_lying_endpoint_of_three_fails_and_pays_nothing_with_a_quorum_of_two() {
+    play("quorum 2 of 3", Endpoints::OneLies, async || Home::postgres().await).await;
+}
