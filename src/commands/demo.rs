@@ -84,7 +84,7 @@ impl Narrator {
     fn tell_chain(&mut self, at: Duration, act: &ChainAct) -> String {
         let when = short(at);
         match act {
-            ChainAct::Transfer { payment, to: None, amount: None } => {
+            ChainAct::Transfer { payment, to: None, amount: None, .. } => {
                 self.chain_did(payment, format!("landed at {when}"));
                 format!("the transfer of {payment} is mined")
             }

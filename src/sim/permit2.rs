@@ -91,7 +91,7 @@ impl ChainState {
     }
 
     /// Settles with a permit through a contract in whose calldata the call cannot be found.
-    pub fn settle_permit_obscurely(
+    pub fn settle_permit_unseen(
         &mut self,
         at: Timestamp,
         permit: &Permitted,

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use super::{Audience, DISCOVERY_EVERY, Runner, STORY_PAY_TO, Told};
-use crate::domain::PaymentId;
-use crate::sim::Fault;
+use alloy_primitives::U256;
+
+use crate::domain::{Amount, Method, PaymentId};
 use crate::sim::chain::Authorized;
-use crate::sim::scenario::{Act, ChainAct, StoryPayment};
+use crate::sim::scenario::{Act, ChainAct, Scheme, StoryPayment};
+use crate::sim::{Fault, Permitted};
 
 /// One thing to do in a story.
 pub(super) enum Step {
@@ -94,7 +96,17 @@ impl Runner {
         let at = self.at(now);
         let chain = self.server.chain().clone();
         match act {
-            ChainAct::Transfer { payment, to, amount } => {
+            ChainAct::Transfer { payment, to, amount, unseen } if self.by_permit2(payment)? => {
+                let story = self.payment(payment)?;
+                let mut permit = self.permitted(&story, *amount);
+                permit.to = to.unwrap_or(permit.to);
+                let included = match unseen {
+                    false => chain.lock().settle_permit(at, &permit)?,
+                    true => chain.lock().settle_permit_unseen(at, &permit)?,
+                };
+                self.landed.insert(PaymentId::from(payment.as_str()), included.time.into());
+            }
+            ChainAct::Transfer { payment, to, amount, .. } => {
                 let story = self.payment(payment)?;
                 let mut authorized = authorized(&story);
                 authorized.to = to.unwrap_or(authorized.to);
@@ -105,15 +117,28 @@ impl Runner {
             ChainAct::Batch { payments } => {
                 let stories: Vec<StoryPayment> =
                     payments.iter().map(|name| self.payment(name)).collect::<Result<_, _>>()?;
-                let all: Vec<Authorized> = stories.iter().map(authorized).collect();
-                let included = chain.lock().batch(at, &all)?;
+                let by_permit2 = |story: &StoryPayment| story.method == Method::Permit2;
+                let included = if stories.iter().all(by_permit2) {
+                    let permits = stories.iter().map(|story| self.permitted(story, None));
+                    let permits: Vec<Permitted> = permits.collect();
+                    chain.lock().batch_permits(at, &permits)?
+                } else {
+                    let all: Vec<Authorized> = stories.iter().map(authorized).collect();
+                    chain.lock().batch(at, &all)?
+                };
                 for name in payments {
                     self.landed.insert(PaymentId::from(name.as_str()), included.time.into());
                 }
             }
             ChainAct::Cancel { payment } => {
-                let story = self.payment(payment)?;
-                chain.lock().cancel(at, story.payer, story.nonce)?;
+                let StoryPayment { method, payer, nonce, .. } = self.payment(payment)?;
+                if method == Method::Permit2 {
+                    let word = U256::from_be_bytes(nonce.0) >> 8;
+                    let mask = U256::ONE << usize::from(nonce[31]);
+                    chain.lock().invalidate(at, payer, word, mask)?;
+                } else {
+                    chain.lock().cancel(at, payer, nonce)?;
+                }
             }
             ChainAct::Revert { .. } => {
                 chain.lock().revert(at)?;
@@ -125,6 +150,23 @@ impl Runner {
             ChainAct::Park { .. } => anyhow::bail!("receive policies are Tempo's"),
         }
         Ok(())
+    }
+
+    fn by_permit2(&self, payment: &str) -> anyhow::Result<bool> {
+        Ok(self.payment(payment)?.method == Method::Permit2)
+    }
+
+    /// The payment's permit. Of an exact one, another amount is another permit with the same nonce.
+    fn permitted(&self, payment: &StoryPayment, amount: Option<Amount>) -> Permitted {
+        let upto = payment.scheme == Scheme::Upto;
+        Permitted {
+            owner: payment.payer,
+            to: STORY_PAY_TO,
+            amount: amount.filter(|_| !upto).unwrap_or(payment.amount),
+            upto: upto.then_some(amount.unwrap_or(payment.amount)),
+            nonce: payment.nonce,
+            deadline: self.block_time(payment.valid_before),
+        }
     }
 }
 

@@ -16,7 +16,7 @@ impl Runner {
         let stock = self.gateway.stock().await?;
         let flags = self.gateway.open_flags().await?;
         Ok(Observed {
-            drift: Some(self.drift(&orders, &payments, &refunds)?),
+            drift: Some(self.drift(&orders, &payments, &refunds).await?),
             paid_by: orders
                 .iter()
                 .filter_map(|(order, (_, paid_by))| Some((order.clone(), paid_by.clone()?)))
@@ -61,19 +61,29 @@ impl Runner {
 
     /// What reached `pay_to` on the simulated chain less what the database accounts for: paid, owed back
     /// or flagged (I4). The chain's side is the chain's own record, not what the daemon saw of it.
-    fn drift(
+    async fn drift(
         &self,
         orders: &BTreeMap<String, (String, Option<String>)>,
         payments: &BTreeMap<String, String>,
         refunds: &[Refund],
     ) -> anyhow::Result<String> {
         let on_chain = self.server.chain().lock().received(STORY_PAY_TO);
+        let mut moved: BTreeMap<String, Amount> = BTreeMap::new();
+        for row in self.gateway.transfers().await?.into_iter().filter(|row| !row.orphaned) {
+            let amount = row.amount.parse().map_err(|_| anyhow::anyhow!("no amount: {row:?}"))?;
+            moved.extend(row.payment_id.map(|payment| (payment, amount)));
+        }
         let mut accounted = Amount::ZERO;
         for (status, paid_by) in orders.values() {
             let pays = matches!(status.as_str(), "paid" | "undelivered");
             let Some(payer) = paid_by.as_ref().filter(|_| pays) else { continue };
             if payments.get(payer).is_some_and(|status| status == "settled") {
-                accounted = accounted.saturating_add(self.payment(payer)?.amount);
+                // What moved, which can be less than was asked for; else what the gateway settled itself.
+                let amount = match moved.get(payer) {
+                    Some(amount) => *amount,
+                    None => self.payment(payer)?.amount,
+                };
+                accounted = accounted.saturating_add(amount);
             }
         }
         for refund in refunds.iter().filter(|refund| refund.status != RefundStatus::Void) {

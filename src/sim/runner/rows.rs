@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{DISCOVERY_EVERY, Runner, STORY_CHAIN, STORY_PAY_TO, STORY_TOKEN};
-use crate::domain::{OrderStatus, RawPayment};
+use crate::domain::{BlockTime, OrderStatus, RawPayment};
 use crate::sim::gateway::{NewOrder, OrderUpdate};
 use crate::sim::scenario::{GatewaySet, StoryPayment};
 
@@ -36,9 +36,14 @@ impl Runner {
         Ok(())
     }
 
+    /// A time of the story in the chain's seconds.
+    pub(super) fn block_time(&self, at: Duration) -> BlockTime {
+        BlockTime::from_secs(u64::try_from(self.at(at).as_millis() / 1_000).unwrap_or(0))
+    }
+
     pub(super) async fn write_payment(&mut self, payment: &StoryPayment) -> anyhow::Result<()> {
         let millis = |at: Duration| Some(self.at(at).as_millis().to_string());
-        let valid_before = self.at(payment.valid_before).as_millis() / 1_000;
+        let valid_before = self.block_time(payment.valid_before).as_secs();
         let row = RawPayment {
             id: payment.name.clone(),
             order_id: Some(payment.order.clone()),

@@ -83,6 +83,8 @@ pub enum ChainAct {
         to: Option<Address>,
         /// How much moves instead of the payment's amount.
         amount: Option<Amount>,
+        /// Whether it is made by a contract in whose calldata the call cannot be found (Permit2).
+        unseen: bool,
     },
     /// Several authorizations are used in one transaction.
     Batch {
@@ -279,6 +281,7 @@ impl ChainAct {
                 payment: keys.need("payment")?,
                 to: keys.take("to")?,
                 amount: keys.take("amount")?,
+                unseen: keys.take("unseen")?.unwrap_or(false),
             },
             "batch" => Self::Batch { payments: keys.need("payments")? },
             "cancel" => Self::Cancel { payment: keys.need("payment")? },

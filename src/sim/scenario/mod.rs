@@ -152,6 +152,7 @@ impl Default for OrderTable {
 pub struct PaymentTable {
     pub order: Option<String>,
     pub method: Option<Method>,
+    pub scheme: Scheme,
     pub status: PaymentStatus,
     #[serde(deserialize_with = "duration")]
     pub created_at: Duration,
@@ -169,6 +170,7 @@ impl Default for PaymentTable {
         Self {
             order: None,
             method: None,
+            scheme: Scheme::Exact,
             status: PaymentStatus::Unknown,
             created_at: Duration::ZERO,
             broadcast_at: Duration::ZERO,
@@ -178,6 +180,16 @@ impl Default for PaymentTable {
             same_authorization_as: None,
         }
     }
+}
+
+/// How much a permit moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scheme {
+    /// What was signed for.
+    Exact,
+    /// What whoever settles chooses, at most what was signed for.
+    Upto,
 }
 
 /// `[identifier.NAME]`
@@ -204,6 +216,8 @@ pub struct StoryPayment {
     pub order: String,
     /// How the money moves.
     pub method: Method,
+    /// Whether whoever settles chooses the amount.
+    pub scheme: Scheme,
     /// Its status when the row is written.
     pub status: PaymentStatus,
     /// When the row was written.
@@ -282,9 +296,6 @@ impl Scenario {
         if self.chain.rail == Rail::Mpp || rows().any(|row| row.method == Some(Method::Tempo)) {
             return Some("MPP on Tempo is not read yet");
         }
-        if rows().any(|row| row.method == Some(Method::Permit2)) {
-            return Some("Permit2 is not read yet");
-        }
         if self.events.iter().any(|event| matches!(event.act, Act::Chain(ChainAct::Park { .. }))) {
             return Some("receive policies are Tempo's");
         }
@@ -336,6 +347,7 @@ impl Scenario {
                 Rail::X402 => Method::Eip3009,
                 Rail::Mpp => Method::Tempo,
             }),
+            scheme: row.scheme,
             status: row.status,
             created_at: row.created_at,
             broadcast_at: row.broadcast_at,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{Act, ChainAct, Event, GatewaySet, OrderTable, PaymentTable, Scenario};
+use super::{Act, ChainAct, Event, GatewaySet, OrderTable, PaymentTable, Scenario, Scheme};
 use crate::domain::{Method, Rail};
 use crate::sim::expectation::Expect;
 
@@ -78,6 +78,8 @@ impl Scenario {
             Some(Method::Eip3009 | Method::Permit2) => self.chain.rail == Rail::X402,
         };
         ensure(fits, table, "method", "not a method of the chain's rail")?;
+        let fits = row.scheme == Scheme::Exact || row.method == Some(Method::Permit2);
+        ensure(fits, table, "scheme", "only permit2 settles for less than was signed for")?;
         if let Some(signed) = &row.same_authorization_as {
             const KEY: &str = "same_authorization_as";
             self.payment_exists(table, KEY, signed)?;
@@ -93,13 +95,20 @@ impl Scenario {
         let payment = |name: &String| self.payment_exists(&table, "payment", name);
         match &event.act {
             Act::Chain(act) => match act {
-                ChainAct::Transfer { payment: name, .. }
-                | ChainAct::Cancel { payment: name }
+                ChainAct::Transfer { payment: name, unseen, .. } => {
+                    payment(name)?;
+                    let fits = !unseen || self.by_permit2(name);
+                    ensure(fits, &table, "unseen", "only of a permit2 payment")
+                }
+                ChainAct::Cancel { payment: name }
                 | ChainAct::Revert { payment: name }
                 | ChainAct::Park { payment: name } => payment(name),
                 ChainAct::Batch { payments } => {
                     ensure(!payments.is_empty(), &table, "payments", "at least one")?;
-                    payments.iter().try_for_each(payment)
+                    payments.iter().try_for_each(payment)?;
+                    let permits = payments.iter().filter(|name| self.by_permit2(name)).count();
+                    let alike = permits == 0 || permits == payments.len();
+                    ensure(alike, &table, "payments", "permit2 is not batched with others")
                 }
                 ChainAct::Reorg { depth } => ensure(*depth >= 1, &table, "depth", "at least 1"),
                 ChainAct::BareTransfer { .. } => Ok(()),
@@ -169,6 +178,10 @@ impl Scenario {
             ensure(known, &table, "events", problem)?;
         }
         Ok(())
+    }
+
+    fn by_permit2(&self, name: &str) -> bool {
+        self.row(name).is_some_and(|row| row.method == Some(Method::Permit2))
     }
 
     /// Whether an event or a flag can be about this.

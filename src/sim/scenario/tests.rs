@@ -155,6 +155,7 @@ fn acts_are_read_with_all_their_keys() {
                 payment: "p1".to_owned(),
                 to: Some(alloy_primitives::address!("0x00000000000000000000000000000000000000e1")),
                 amount: Some("5".parse().unwrap()),
+                unseen: false,
             }),
             Act::Rpc {
                 endpoint: 0,
@@ -195,6 +196,11 @@ fn errors_name_the_file_the_table_and_the_key() {
         ("[payment.p1]".to_owned(), &["[payment.p1] order"]),
         ("[order.a]\n[order.b]\n[payment.p1]".to_owned(), &["[payment.p1] order"]),
         (format!("{order}method = \"tempo\""), &["[payment.p1] method"]),
+        (format!("{order}scheme = \"upto\""), &["[payment.p1] scheme", "permit2"]),
+        (
+            event("chain = \"transfer\"\npayment = \"p1\"\nunseen = true"),
+            &["[event at 5s] unseen", "permit2"],
+        ),
         (format!("{order}same_authorization_as = \"p1\""), &["[payment.p1] same_authorization_as"]),
         (format!("{order}amount = \"-1\""), &["amount", "whole number of base units"]),
         (format!("{order}[identifier.i]\npayment = \"p9\""), &["[identifier.i] payment", "p9"]),

@@ -131,7 +131,7 @@ impl TestChain for OnSim {
             match through {
                 Through::Nobody => chain.settle_permit(at, &permits[0]),
                 Through::Multicall3 => chain.batch_permits(at, &permits),
-                Through::Obscurity => chain.settle_permit_obscurely(at, &permits[0]),
+                Through::Obscurity => chain.settle_permit_unseen(at, &permits[0]),
             }
             .unwrap()
         });
