@@ -112,6 +112,8 @@ impl Bench {
             permit2: Permit2Settings::default(),
             request_timeout: Duration::from_secs(10),
             hedge_after: Duration::from_secs(2),
+            known_used: Vec::new(),
+            learn_known_used: true,
         };
         let policy = Policy::default();
         let watched = WatchedChain {

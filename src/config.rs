@@ -9,11 +9,13 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use alloy_primitives::Address;
+use alloy_primitives::{Address, B256};
 use serde::Deserialize;
 use url::Url;
 
-use crate::chain::{ChainSettings, EndpointLimits, EndpointSettings, MULTICALL3, Permit2Settings};
+use crate::chain::{
+    ChainSettings, EndpointLimits, EndpointSettings, KnownUsed, MULTICALL3, Permit2Settings,
+};
 use crate::domain::{ChainId, LatePolicy, PaidAfter, Policy, RefundPolicy};
 use crate::schedule::{FitSettings, Grid, Schedule, Timing};
 use crate::store::DatabaseUrl;
@@ -169,6 +171,16 @@ section! {
 }
 
 section! {
+    /// `[health]`
+    Health {
+        /// How often every endpoint is probed.
+        every: Span = secs(120),
+        /// Whether settled payments may serve as known answers.
+        learn_known_used: bool = true,
+    }
+}
+
+section! {
     /// `[shutdown]`
     Shutdown {
         /// How long a stop may take.
@@ -251,6 +263,9 @@ pub struct ChainSection {
     /// Whom to ask.
     #[serde(default)]
     pub endpoints: Vec<EndpointSection>,
+    /// Authorizations that are used, to test endpoints with.
+    #[serde(default)]
+    pub known_used: Vec<KnownUsedSection>,
 }
 
 mod defaults {
@@ -294,6 +309,27 @@ mod defaults {
     }
     pub(super) fn permit2_proxies() -> Vec<Address> {
         Permit2Settings::default().proxies
+    }
+}
+
+/// `[[chains.known_used]]`
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KnownUsedSection {
+    /// The token.
+    pub token: Address,
+    /// Who signed.
+    pub payer: Address,
+    /// The authorization's nonce.
+    pub nonce: B256,
+    /// The block that used or canceled it.
+    pub block: u64,
+}
+
+impl KnownUsedSection {
+    const fn known(&self) -> KnownUsed {
+        let Self { token, payer, nonce, block } = *self;
+        KnownUsed { token, payer, nonce, block }
     }
 }
 
@@ -353,6 +389,8 @@ pub struct Config {
     #[serde(default)]
     pub refunds: Refunds,
     #[serde(default)]
+    pub health: Health,
+    #[serde(default)]
     pub shutdown: Shutdown,
     #[serde(default)]
     pub policy: PolicySection,
@@ -379,7 +417,7 @@ pub struct ConfiguredChain {
 }
 
 /// Sections whose keys the environment can override.
-const SECTIONS: [&str; 10] = [
+const SECTIONS: [&str; 11] = [
     "database",
     "http",
     "log",
@@ -388,9 +426,12 @@ const SECTIONS: [&str; 10] = [
     "reconcile",
     "schedule",
     "refunds",
+    "health",
     "shutdown",
     "policy",
 ];
+/// The longest time a sick endpoint may go unnoticed.
+const PROBE_EVERY_MAX: Duration = Duration::from_secs(15 * 60);
 const ENV_PREFIX: &str = "RECONCILED_";
 /// Blocks between the deadline and the check that may fail a payment, so that the head is past it.
 const DEADLINE_MARGIN_BLOCKS: u32 = 10;
@@ -483,12 +524,16 @@ impl Config {
             ("checks.lease_ttl", self.checks.lease_ttl, Duration::from_secs(5)),
             ("refunds.every", self.refunds.every, Duration::from_secs(1)),
             ("refunds.owed_every", self.refunds.owed_every, Duration::from_secs(1)),
+            ("health.every", self.health.every, Duration::from_secs(1)),
             ("shutdown.grace", self.shutdown.grace, Duration::from_secs(1)),
         ] {
             if span.0 < least {
                 let least = humantime::format_duration(least);
                 return Err(bad(key, format!("must be at least \"{least}\"")));
             }
+        }
+        if self.health.every.0 > PROBE_EVERY_MAX {
+            return Err(bad("health.every", "must be at most \"15m\""));
         }
         Ok(())
     }
@@ -540,7 +585,10 @@ impl Config {
                 if section.chain_id == 0 || !seen.insert(section.chain_id) {
                     return Err(bad(key, "must have a chain_id of its own, at least 1"));
                 }
-                section.configured(&key, &policy, &repeats, &self.schedule, &environment)
+                let mut chain =
+                    section.configured(&key, &policy, &repeats, &self.schedule, &environment)?;
+                chain.settings.learn_known_used = self.health.learn_known_used;
+                Ok(chain)
             })
             .collect()
     }
@@ -644,6 +692,8 @@ impl ChainSection {
                 },
                 request_timeout: self.request_timeout.0,
                 hedge_after: self.hedge_after.0,
+                known_used: self.known_used.iter().map(KnownUsedSection::known).collect(),
+                learn_known_used: true,
             },
             schedule: repeats.clone(),
             timing,

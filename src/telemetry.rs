@@ -17,7 +17,7 @@ use prometheus::{
 use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
 
-use crate::chain::RpcObserver;
+use crate::chain::{RpcObserver, Sickness};
 use crate::domain::{
     ChainId, EndpointName, FlagKind, Outcome, Phase, Rail, ReadFailureKind, RefundReason,
     RefundStatus, Timestamp, Verdict,
@@ -90,6 +90,8 @@ pub struct Metrics {
     rpc_duration: HistogramVec,
     endpoint_reads: IntCounterVec,
     endpoint_disagreements: IntCounterVec,
+    endpoint_sick: IntGaugeVec,
+    endpoint_probes: IntCounterVec,
     /// When a task last succeeded.
     pub task_last_success: GaugeVec,
     /// Activations of a task that failed.
@@ -169,6 +171,16 @@ impl Metrics {
             endpoint_reads: counters(
                 "endpoint_reads_total",
                 "Batches an endpoint was read about: ok, or why it gave no evidence.",
+                &["chain", "endpoint", "outcome"],
+            )?,
+            endpoint_sick: int_gauges(
+                "endpoint_sick",
+                "1 for the reason why an endpoint is not well, as of its last probe.",
+                &["chain", "endpoint", "reason"],
+            )?,
+            endpoint_probes: counters(
+                "endpoint_probes_total",
+                "Probes of an endpoint: ok, or what was found wrong.",
                 &["chain", "endpoint", "outcome"],
             )?,
             endpoint_disagreements: counters(
@@ -331,9 +343,25 @@ impl RpcObserver for Metrics {
         }
         self.rpc_duration.with_label_values(&[chain.as_str(), endpoint]);
         self.refunds_searched.with_label_values(&[chain.as_str()]);
+        for sickness in Sickness::ALL {
+            let labels = [chain.as_str(), endpoint, sickness.code()];
+            self.endpoint_sick.with_label_values(&labels);
+            self.endpoint_probes.with_label_values(&labels);
+        }
+        self.endpoint_probes.with_label_values(&[chain.as_str(), endpoint, "ok"]);
         for outcome in ReadFailureKind::ALL.iter().map(|kind| kind.code()).chain(["ok"]) {
             self.endpoint_reads.with_label_values(&[chain.as_str(), endpoint, outcome]);
         }
+    }
+
+    fn probed(&self, chain: ChainId, endpoint: &EndpointName, sickness: Option<Sickness>) {
+        let (chain, endpoint) = (chain.to_string(), endpoint.as_str());
+        for one in Sickness::ALL {
+            let sick = i64::from(sickness == Some(one));
+            self.endpoint_sick.with_label_values(&[&chain, endpoint, one.code()]).set(sick);
+        }
+        let outcome = sickness.map_or("ok", Sickness::code);
+        self.endpoint_probes.with_label_values(&[&chain, endpoint, outcome]).inc();
     }
 
     fn compared(&self, chain: ChainId, one: &EndpointName, other: &EndpointName) {

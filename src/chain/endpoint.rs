@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::blocks::Anchors;
 use super::gate::Gate;
+use super::health::Diagnosis;
 use super::logs::Width;
 use super::transport::Transport;
 use super::{ChainSettings, EndpointSettings, RpcObserver};
@@ -27,7 +28,7 @@ pub(super) struct Endpoint {
     pub(super) name: EndpointName,
     /// The way to it.
     pub(super) transport: Transport,
-    observer: Arc<dyn RpcObserver>,
+    pub(super) observer: Arc<dyn RpcObserver>,
     clock: Arc<dyn Clock>,
     memory: Mutex<Memory>,
 }
@@ -45,6 +46,8 @@ pub(super) struct Memory {
     pub(super) is_right_chain: bool,
     /// Since when a call to Multicall3 is known to come back empty.
     multicall_absent_since: Option<Timestamp>,
+    /// What the last probe found wrong.
+    pub(super) diagnosis: Diagnosis,
     /// Why it gave no evidence when it was last asked, if it gave none.
     silent_because: Option<ReadFailureKind>,
 }
@@ -82,6 +85,7 @@ impl Endpoint {
             pulse: Pulse::default(),
             is_right_chain: false,
             multicall_absent_since: None,
+            diagnosis: None,
             silent_because: None,
         };
         Ok(Self {
@@ -99,9 +103,9 @@ impl Endpoint {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it would not be asked now, because it wants to be left alone.
+    /// Whether it would not be asked now: it wants to be left alone, or it is sick.
     pub(super) fn is_spared(&self) -> bool {
-        self.transport.is_spared()
+        self.transport.is_spared() || self.sickness().is_some()
     }
 
     /// Whether Multicall3 was found absent here not long ago. It is tried again after a while: one node

@@ -10,6 +10,7 @@ mod endpoint;
 mod error;
 mod gate;
 mod heads;
+mod health;
 mod logs;
 mod multicall;
 mod narrow;
@@ -19,8 +20,8 @@ mod refunds;
 mod transport;
 mod wide;
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use alloy_primitives::{Address, address};
@@ -33,6 +34,7 @@ use crate::domain::{
 };
 use endpoint::Endpoint;
 pub use gate::EndpointLimits;
+pub use health::{Diagnosis, KnownUsed, Sickness};
 pub use permit2::{PERMIT2, Permit2Settings, X402_EXACT_PROXY, X402_UPTO_PROXY};
 use read::Asked;
 use transport::ALLOWED_METHODS;
@@ -90,12 +92,19 @@ pub struct ChainSettings {
     pub request_timeout: Duration,
     /// When an endpoint has not answered for this long, the next one is asked as well.
     pub hedge_after: Duration,
+    /// Authorizations that are used, to test endpoints with.
+    pub known_used: Vec<KnownUsed>,
+    /// Whether settled payments may serve as known ones too, once all endpoints have shown them.
+    pub learn_known_used: bool,
 }
 
 /// Told of every JSON-RPC call, for metrics.
 pub trait RpcObserver: Send + Sync + 'static {
     /// An endpoint is configured, and these are the only methods it will ever be called with.
     fn configured(&self, _chain: ChainId, _endpoint: &EndpointName, _methods: &[&'static str]) {}
+
+    /// An endpoint was probed, and is well or sick.
+    fn probed(&self, _chain: ChainId, _endpoint: &EndpointName, _sickness: Option<Sickness>) {}
 
     /// Two endpoints of one chain are configured, in order of name: what they say will be compared.
     fn compared(&self, _chain: ChainId, _one: &EndpointName, _other: &EndpointName) {}
@@ -130,6 +139,7 @@ pub enum Breadth {
 pub struct Chain {
     settings: Arc<ChainSettings>,
     endpoints: Vec<Arc<Endpoint>>,
+    learnt: Mutex<health::Learnt>,
     /// Counts narrow reads, so that each begins at the next endpoint.
     turn: AtomicUsize,
 }
@@ -176,7 +186,12 @@ impl Chain {
                 observer.compared(chain_id, one, other);
             }
         }
-        Ok(Self { settings: Arc::new(settings), endpoints, turn: AtomicUsize::new(0) })
+        Ok(Self {
+            settings: Arc::new(settings),
+            endpoints,
+            turn: AtomicUsize::new(0),
+            learnt: Mutex::default(),
+        })
     }
 
     /// How the chain is read.
@@ -248,7 +263,13 @@ impl Chain {
                 }
             }
         }
+        self.learn(payments, &evidence, now);
         evidence
+    }
+
+    fn learnt(&self) -> MutexGuard<'_, health::Learnt> {
+        // Every change is one assignment, so a panic elsewhere spoils nothing.
+        self.learnt.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -273,6 +294,9 @@ async fn ask(
     now: Timestamp,
     within: Duration,
 ) -> Outcomes {
+    if let Some(failure) = endpoint.sickness() {
+        return same_for_all(asked.len(), &failure);
+    }
     let read = endpoint.read(settings, asked, now);
     let outcomes = tokio::time::timeout(within, read)
         .await

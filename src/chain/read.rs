@@ -41,6 +41,21 @@ pub(super) struct Asked {
     pub(super) started_at: Timestamp,
 }
 
+impl Asked {
+    /// About an EIP-3009 authorization of which nothing is claimed.
+    pub(super) fn known(token: Address, payer: Address, nonce: B256) -> Self {
+        Self {
+            keeper: Keeper::Token,
+            token,
+            payer,
+            pay_to: Address::ZERO,
+            amount: Amount::ZERO,
+            nonce,
+            started_at: Timestamp::from_millis(0),
+        }
+    }
+}
+
 /// Who keeps the state of an authorization.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Keeper {
@@ -171,7 +186,7 @@ impl Endpoint {
 
     /// Whether each authorization is used or canceled at `head`; one result each, in order. All methods in
     /// one call, and each word of state once, however many payments it is about.
-    async fn states(
+    pub(super) async fn states(
         &self,
         settings: &ChainSettings,
         asked: &[Asked],

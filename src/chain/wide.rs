@@ -86,6 +86,9 @@ impl Chain {
         for (place, endpoint) in self.endpoints.iter().enumerate() {
             let (endpoint, settings) = (endpoint.clone(), self.settings.clone());
             asked.spawn(async move {
+                if let Some(failure) = endpoint.sickness() {
+                    return (place, Err(failure));
+                }
                 let heads = tokio::time::timeout(within, endpoint.heads(&settings)).await;
                 let heads = heads.unwrap_or_else(|_| Err(given_up(within)));
                 let fresh = |heads: Heads| (heads, endpoint.see_head(&settings, &heads.head, now));
@@ -102,7 +105,8 @@ impl Chain {
         (standing, silent)
     }
 
-    fn lagging(&self, head: &BlockRef) -> ReadFailure {
+    /// The failure of an endpoint whose head is this.
+    pub(super) fn lagging(&self, head: &BlockRef) -> ReadFailure {
         let detail = format!(
             "the head is {} of time {}, more than {} s behind the others'",
             head.number,
@@ -142,7 +146,7 @@ async fn read_at(
 /// The number of the block to read all at: the lowest head that is at most `lag_max` older than the
 /// middle one, so that neither a straggler nor one that runs ahead, alone among three, decides for the others.
 /// `None` without any head.
-fn common_block(heads: &[BlockRef], lag_max: Duration) -> Option<u64> {
+pub(super) fn common_block(heads: &[BlockRef], lag_max: Duration) -> Option<u64> {
     let mut heads = heads.to_vec();
     heads.sort_by_key(|head| std::cmp::Reverse((head.time, head.number)));
     // Of two, the newer one: who is behind is asked when it has caught up.

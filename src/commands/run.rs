@@ -23,8 +23,8 @@ use crate::store::{DatabaseUrl, Store, StoreError, connect};
 use crate::telemetry::{Metrics, init_logging, rpc_observer};
 use crate::worker::tune::ChainTuning;
 use crate::worker::{
-    Checker, CheckerSettings, Discovery, Driver, Maintenance, Reconcile, RefundSettings, Refunds,
-    Sampling, Schedules, Stop, Targeted, Tuning, WatchedChain,
+    Checker, CheckerSettings, Discovery, Driver, Maintenance, Probes, Reconcile, RefundSettings,
+    Refunds, Sampling, Schedules, Stop, Targeted, Tuning, WatchedChain,
 };
 
 /// The share of the grace period that reading may go on for; the rest is for giving leases back.
@@ -224,6 +224,8 @@ fn start_tasks(
     driver.start(Arc::new(targeted), every, due);
     driver.start(Arc::new(reconcile), TICKED, tick);
     driver.start(Arc::new(refunds), config.refunds.every.0, Arc::new(Notify::new()));
+    let probes = Probes { chains: checker.chains().clone(), clock: Arc::clone(checker.clock()) };
+    driver.start(Arc::new(probes), config.health.every.0, Arc::new(Notify::new()));
     driver.start(Arc::new(maintenance), MAINTENANCE_EVERY, Arc::new(Notify::new()));
 }
 

@@ -163,6 +163,8 @@ column_code! {
         NoCode = "no_code",
         /// The endpoint's head does not move.
         StaleHead = "stale_head",
+        /// The endpoint gave a wrong answer to a question whose answer is known.
+        Unhealthy = "unhealthy",
         /// The endpoint's head is too far behind the others'.
         Lagging = "lagging",
         /// A block the evidence rests on was replaced while it was read.

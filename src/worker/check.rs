@@ -132,6 +132,11 @@ impl Checker {
         &self.store
     }
 
+    /// The chains.
+    pub fn chains(&self) -> &BTreeMap<ChainId, Arc<WatchedChain>> {
+        &self.chains
+    }
+
     /// The clock.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock

@@ -10,6 +10,7 @@ mod backend;
 mod cases;
 mod every_fault;
 mod faults;
+mod health;
 mod hostile;
 mod likeness;
 mod on_anvil;
@@ -74,6 +75,12 @@ macro_rules! suite {
                 a_hundred_landed_permits_take_few_requests
                 a_reorg_removes_and_moves_a_permits_transfer
                 a_call_of_an_unknown_proxy_proves_nothing_and_no_permit2_is_no_code
+            }
+            tests! { health, $chain:
+                a_sick_endpoint_gives_no_evidence_until_it_answers_rightly_again
+                a_settled_payment_that_all_endpoints_show_becomes_a_known_one
+                what_one_endpoint_alone_shows_is_never_learnt
+                an_endpoint_that_is_down_or_serves_another_chain_is_said_to_be_so
             }
             tests! { faults, $chain:
                 a_small_range_limit_is_learnt_and_everything_is_found

@@ -147,6 +147,8 @@ pub(super) fn start_daemon(
         permit2: Permit2Settings::default(),
         request_timeout: REQUEST_TIMEOUT,
         hedge_after: Duration::from_secs(2),
+        known_used: Vec::new(),
+        learn_known_used: true,
     };
     let refund_policy = RefundPolicy { wallets: Vec::new(), quorum: policy.positive_quorum };
     let watched = WatchedChain {

@@ -198,6 +198,8 @@ pub(crate) fn settings(chain: &impl TestChain, urls: &[Url]) -> ChainSettings {
         permit2: Permit2Settings::default(),
         request_timeout: Duration::from_secs(20),
         hedge_after: Duration::from_secs(2),
+        known_used: Vec::new(),
+        learn_known_used: true,
     }
 }
 

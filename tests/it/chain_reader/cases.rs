@@ -16,7 +16,7 @@ use super::backend::{
 };
 
 /// A URL where nobody listens.
-async fn nobody() -> Url {
+pub(super) async fn nobody() -> Url {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap()
 }
