@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use alloy_primitives::{B256, U64};
+use alloy_primitives::{B256, Bloom, U64};
 use serde::Deserialize;
-use serde_json::json;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use super::endpoint::Endpoint;
 use super::error::CallError;
@@ -24,10 +24,14 @@ const ANCHORS_MAX: usize = 64;
 
 /// Only what is needed of a header, so that chains with unusual headers read as well as any.
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Header {
     number: U64,
     hash: B256,
     timestamp: U64,
+    /// Of whatever shape: what cannot be read as one says nothing.
+    #[serde(default)]
+    logs_bloom: Value,
 }
 
 /// The call for the header of `block`: a tag, or a number in hex.
@@ -42,15 +46,24 @@ pub(super) fn header_by_number(number: u64) -> Call {
 
 /// Decodes a header; a block the endpoint does not have is a bad answer.
 pub(super) fn parse_header(what: &str, result: &RawValue) -> Result<BlockRef, CallError> {
+    parse_header_and_bloom(what, result).map(|(block, _)| block)
+}
+
+/// The same, and the filter of what the block's logs hold, where there is one.
+pub(super) fn parse_header_and_bloom(
+    what: &str,
+    result: &RawValue,
+) -> Result<(BlockRef, Option<Bloom>), CallError> {
     if result.get() == "null" {
         return Err(CallError::BadAnswer(format!("{what}: there is no such block")));
     }
     let header: Header = decode(what, result)?;
-    Ok(BlockRef {
+    let block = BlockRef {
         number: header.number.to(),
         hash: header.hash,
         time: BlockTime::from_secs(header.timestamp.to()),
-    })
+    };
+    Ok((block, serde_json::from_value(header.logs_bloom).ok()))
 }
 
 /// A block's number and time.

@@ -9,6 +9,7 @@ use super::blocks::Anchors;
 use super::gate::Gate;
 use super::health::Diagnosis;
 use super::logs::Width;
+use super::monotone::SeenUsed;
 use super::transport::Transport;
 use super::{ChainSettings, EndpointSettings, RpcObserver};
 use crate::clock::Clock;
@@ -30,6 +31,8 @@ pub(super) struct Endpoint {
     pub(super) transport: Transport,
     pub(super) observer: Arc<dyn RpcObserver>,
     clock: Arc<dyn Clock>,
+    /// Shared by the endpoints of a chain.
+    seen_used: Arc<Mutex<SeenUsed>>,
     memory: Mutex<Memory>,
 }
 
@@ -69,6 +72,7 @@ impl Endpoint {
         endpoint: &EndpointSettings,
         observer: Arc<dyn RpcObserver>,
         clock: Arc<dyn Clock>,
+        seen_used: Arc<Mutex<SeenUsed>>,
     ) -> Result<Self, String> {
         let request_timeout = endpoint.limits.request_timeout.unwrap_or(settings.request_timeout);
         let transport = Transport::new(
@@ -93,8 +97,15 @@ impl Endpoint {
             transport,
             observer,
             clock,
+            seen_used,
             memory: Mutex::new(memory),
         })
+    }
+
+    /// What any endpoint of the chain has shown used; never hold it across a request.
+    pub(super) fn seen_used(&self) -> MutexGuard<'_, SeenUsed> {
+        // It only makes answers no evidence: at worst, one too few.
+        self.seen_used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What was learnt so far; never hold it across a request.

@@ -3,10 +3,13 @@
 //! Endpoints refuse ranges in many ways and for many reasons, so the width is learnt: halved on every
 //! refusal, kept, and tried wider again after a while.
 
-use alloy_primitives::{Address, B256, Bytes, U64};
+use alloy_primitives::{Address, B256, Bloom, BloomInput, Bytes, U64};
+use alloy_sol_types::SolEvent;
 use serde::Deserialize;
 use serde_json::json;
 
+use super::blocks::{header_by_number, parse_header_and_bloom};
+use super::eip3009::AuthorizationUsed;
 use super::endpoint::Endpoint;
 use super::error::CallError;
 use super::transport::{Call, decode};
@@ -228,13 +231,60 @@ impl Endpoint {
             "address": filter.tokens,
             "topics": topics,
         }]);
-        let result = self.transport.call(Call { method: "eth_getLogs", params }).await?;
-        let logs: Vec<RawLog> = decode("eth_getLogs", &result)?;
-        logs.into_iter()
+        // The last block in the same request: a node that does not have it answers with an empty list.
+        let calls = [Call { method: "eth_getLogs", params }, header_by_number(range.1)];
+        let mut results = self.transport.batch(&calls).await.into_iter();
+        let mut next = || results.next().unwrap_or_else(|| Err(bad("no answer")));
+        let (logs, header) = (next()?, next()?);
+        let logs: Vec<RawLog> = decode("eth_getLogs", &logs)?;
+        let logs = logs
+            .into_iter()
             .map(|log| log.check(filter, range))
-            .collect::<Result<_, _>>()
-            .map_err(|why| CallError::BadAnswer(format!("eth_getLogs: {why}")))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|why| bad(&format!("eth_getLogs: {why}")))?;
+        let (last, bloom) = parse_header_and_bloom("the last block of the range", &header)?;
+        if last.number != range.1 {
+            return Err(bad(&format!("asked for block {}, got {}", range.1, last.number)));
+        }
+        let in_last = logs.iter().any(|log| log.block_number == last.number);
+        if !in_last && bloom.is_some_and(|bloom| surely_holds(&bloom, filter)) {
+            return Err(bad(&format!("no log in block {}, whose logsBloom has one", last.number)));
+        }
+        Ok(logs)
     }
+}
+
+fn bad(detail: &str) -> CallError {
+    CallError::BadAnswer(detail.to_owned())
+}
+
+/// A bloom filter that would match by chance more often than this says nothing.
+const CHANCE_MAX: f64 = 1e-6;
+
+/// Whether a block's bloom filter says beyond doubt that it holds a log that fits.
+///
+/// Only a filter for nonces can be told so: any other address and topic may stand in different logs of one
+/// block. The filters of busy chains are nearly full and match everything: the chance of that is
+/// worked out from how full this one is.
+fn surely_holds(bloom: &Bloom, filter: &LogFilter) -> bool {
+    let is_for_nonces =
+        filter.topics.len() == 3 && filter.topics[0].contains(&AuthorizationUsed::SIGNATURE_HASH);
+    if !is_for_nonces {
+        return false;
+    }
+    let bits: u32 = bloom.iter().map(|byte| byte.count_ones()).sum();
+    // Each word sets three bits.
+    let by_chance = (f64::from(bits) / (8.0 * Bloom::len_bytes() as f64)).powi(3);
+    let mut chance = 1.0;
+    let tokens: Vec<&[u8]> = filter.tokens.iter().map(|token| token.as_slice()).collect();
+    let topics = filter.topics.iter().map(|any| any.iter().map(|topic| topic.as_slice()).collect());
+    for any in std::iter::once(tokens).chain(topics) {
+        if !any.iter().any(|word| bloom.contains_input(BloomInput::Raw(word))) {
+            return false;
+        }
+        chance *= (by_chance * any.len() as f64).min(1.0);
+    }
+    chance < CHANCE_MAX
 }
 
 #[cfg(test)]
@@ -298,6 +348,30 @@ mod tests {
         assert_eq!(width.blocks(), 500);
         assert!(width.refused(500));
         assert!(!width.refused(1), "there is nothing smaller");
+    }
+
+    #[test]
+    fn a_bloom_filter_speaks_only_when_it_cannot_be_chance() {
+        let word = |n: u64| B256::left_padding_from(&n.to_be_bytes());
+        let token = Address::repeat_byte(1);
+        let (payer, nonce) = (word(1), alloy_primitives::keccak256("nonce"));
+        let event = AuthorizationUsed::SIGNATURE_HASH;
+        let filter = |nonce| LogFilter {
+            tokens: vec![token],
+            topics: vec![vec![event], vec![word(9), payer], vec![nonce]],
+        };
+        let mut bloom = Bloom::ZERO;
+        assert!(!surely_holds(&bloom, &filter(nonce)), "an empty one");
+        bloom.accrue_raw_log(token, &[event, payer, nonce]);
+        assert!(surely_holds(&bloom, &filter(nonce)));
+        assert!(!surely_holds(&bloom, &filter(word(5))), "another nonce");
+        let mut without_nonce = filter(nonce);
+        without_nonce.topics.pop();
+        assert!(!surely_holds(&bloom, &without_nonce), "its words may stand in different logs");
+        for n in 0..3_000 {
+            bloom.accrue_raw_log(Address::ZERO, &[word(n), word(n + 10_000)]);
+        }
+        assert!(!surely_holds(&bloom, &filter(nonce)), "a full one matches everything");
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod gate;
 mod heads;
 mod health;
 mod logs;
+mod monotone;
 mod multicall;
 mod narrow;
 mod permit2;
@@ -169,13 +170,20 @@ impl Chain {
         if settings.batch_max == 0 || settings.log_range_max == 0 {
             return Err(refuse("the largest batch and log range must be at least 1".to_owned()));
         }
+        let seen_used: Arc<Mutex<monotone::SeenUsed>> = Arc::default();
         let mut endpoints: Vec<Arc<Endpoint>> = Vec::with_capacity(settings.endpoints.len());
         for endpoint in &settings.endpoints {
             if endpoints.iter().any(|other| other.name == endpoint.name) {
                 return Err(refuse(format!("two endpoints are named {}", endpoint.name)));
             }
-            let endpoint = Endpoint::new(&settings, endpoint, observer.clone(), clock.clone())
-                .map_err(refuse)?;
+            let endpoint = Endpoint::new(
+                &settings,
+                endpoint,
+                observer.clone(),
+                clock.clone(),
+                seen_used.clone(),
+            )
+            .map_err(refuse)?;
             observer.configured(chain_id, &endpoint.name, &ALLOWED_METHODS);
             endpoints.push(Arc::new(endpoint));
         }

@@ -181,7 +181,9 @@ impl Endpoint {
             let Heads { head, safe, finalized } = *heads;
             Ok(Observation { head, safe, finalized, nonce })
         });
-        outcomes.collect()
+        let mut outcomes: Outcomes = outcomes.collect();
+        self.guard(asked, heads, &mut outcomes).await;
+        outcomes
     }
 
     /// Whether each authorization is used or canceled at `head`; one result each, in order. All methods in

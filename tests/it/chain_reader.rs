@@ -81,11 +81,15 @@ macro_rules! suite {
                 a_settled_payment_that_all_endpoints_show_becomes_a_known_one
                 what_one_endpoint_alone_shows_is_never_learnt
                 an_endpoint_that_is_down_or_serves_another_chain_is_said_to_be_so
+                what_was_seen_used_does_not_become_unused
+                an_older_block_says_nothing_about_what_was_seen_used
             }
             tests! { faults, $chain:
                 a_small_range_limit_is_learnt_and_everything_is_found
                 a_range_limit_of_nothing_is_range_refused
                 empty_log_answers_send_us_to_the_next_endpoint
+                no_logs_under_a_bloom_filter_that_has_one_is_an_error
+                a_node_without_the_last_block_of_the_range_shows_no_absence
                 logs_that_do_not_fit_the_question_are_refused
                 a_transfer_that_does_not_follow_directly_is_no_transfer
                 a_block_that_is_no_longer_canonical_gives_no_evidence

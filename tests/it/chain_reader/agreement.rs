@@ -16,7 +16,7 @@ use super::backend::{
 use super::proxy::proxy;
 
 /// An endpoint of `chain` that has not got further than `head`, of which `finalized` is final.
-async fn behind(chain: &impl TestChain, head: BlockRef, finalized: BlockRef) -> Url {
+pub(super) async fn behind(chain: &impl TestChain, head: BlockRef, finalized: BlockRef) -> Url {
     proxy(chain.url(), move |call, answer| {
         let block = match &call["params"][0] {
             Value::String(tag) if tag == "latest" => head,

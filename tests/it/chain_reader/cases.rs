@@ -412,6 +412,7 @@ pub(crate) async fn a_hundred_landed_payments_take_few_requests<C: TestChain>() 
     }
     assert_eq!(reader.calls.of("eth_call"), 1);
     assert_eq!(reader.calls.of("eth_getLogs"), 2, "{:?}", reader.calls);
-    // Two heads, at most two to find the first block, ten blocks and at most the head again.
-    assert!(reader.calls.of("eth_getBlockByNumber") <= 2 + 2 + 11, "{:?}", reader.calls);
+    // Two heads, at most two to find the first block, the last block of each log read, ten blocks and at most
+    // the head again.
+    assert!(reader.calls.of("eth_getBlockByNumber") <= 2 + 2 + 2 + 11, "{:?}", reader.calls);
 }

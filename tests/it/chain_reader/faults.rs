@@ -108,6 +108,39 @@ pub(crate) async fn empty_log_answers_send_us_to_the_next_endpoint<C: TestChain>
     assert_eq!(evidence[1].readings.len(), 1, "the other payment needs no second endpoint");
 }
 
+pub(crate) async fn no_logs_under_a_bloom_filter_that_has_one_is_an_error<C: TestChain>() {
+    let chain = C::start().await;
+    let landed = authorization(&chain, 1).await;
+    let payment = payment(&chain, &landed).await;
+    // In the newest block, which is the last of the range.
+    chain.transfer(&[landed]).await;
+    let (evidence, _) = read_through(&chain, std::slice::from_ref(&payment), |call, answer| {
+        if log_blocks(call).is_some() {
+            answer["result"] = json!([]);
+        }
+    })
+    .await;
+    assert_eq!(failures(&evidence[0]), [Some(ReadFailureKind::BadAnswer)]);
+    assert!(format!("{evidence:?}").contains("logsBloom"), "{evidence:?}");
+}
+
+pub(crate) async fn a_node_without_the_last_block_of_the_range_shows_no_absence<C: TestChain>() {
+    let (chain, payments, _) = staged::<C>().await;
+    let head = json!(format!("{:#x}", chain.head().await.number));
+    let (evidence, _) = read_through(&chain, &payments, move |call, answer| {
+        if log_blocks(call).is_some() {
+            answer["result"] = json!([]);
+        }
+        if call["method"] == "eth_getBlockByNumber" && call["params"][0] == head {
+            answer["result"] = json!(null);
+        }
+    })
+    .await;
+    assert_eq!(failures(&evidence[0]), [Some(ReadFailureKind::BadAnswer)]);
+    assert!(format!("{evidence:?}").contains("the last block of the range"), "{evidence:?}");
+    assert_eq!(observed(&evidence[1]).nonce, NonceState::Unused);
+}
+
 pub(crate) async fn logs_that_do_not_fit_the_question_are_refused<C: TestChain>() {
     let (chain, payments, _) = staged::<C>().await;
     type Fault = fn(&mut Value);

@@ -8,6 +8,7 @@ use reconciled::domain::{ChainId, NonceState, Payment, ReadFailureKind, Timestam
 use serde_json::json;
 use url::Url;
 
+use super::agreement::behind;
 use super::backend::{
     FINALIZED_AFTER, Reader, TestChain, authorization, failures, observed, payment, settings,
 };
@@ -81,8 +82,8 @@ pub(crate) async fn a_sick_endpoint_gives_no_evidence_until_it_answers_rightly_a
     settings.known_used = vec![known];
     let reader = Reader::with(settings);
     assert_eq!(probe(&reader).await, [None, None]);
-    // docs/rpc-figures.md: two heads and the chain id, one batch of states, two log reads.
-    assert_eq!(reader.calls.total(), 2 * 6, "{:?}", reader.calls);
+    // docs/rpc-figures.md: two heads and the chain id, one batch of states, two log reads with a header each.
+    assert_eq!(reader.calls.total(), 2 * 8, "{:?}", reader.calls);
     for (told, sickness) in [
         (Lie::UsedIsUnused, Sickness::KnownNonceUnused),
         (Lie::UnusedIsUsed, Sickness::RandomNonceUsed),
@@ -145,4 +146,37 @@ pub(crate) async fn an_endpoint_that_is_down_or_serves_another_chain_is_said_to_
     wrong.chain_id = ChainId::new(8_453);
     let reader = Reader::with(wrong);
     assert_eq!(probe(&reader).await, [Some(Sickness::WrongChain)]);
+}
+
+pub(crate) async fn what_was_seen_used_does_not_become_unused<C: TestChain>() {
+    let (chain, payments, _) = staged::<C>().await;
+    let (url, lie) = liar(chain.url()).await;
+    let reader = Reader::with(settings(&chain, &[url]));
+    let NonceState::Used(_) = observed(&reader.read_one(&payments[0]).await).nonce else {
+        panic!("it landed")
+    };
+    lie.store(Lie::UsedIsUnused as u8, Ordering::SeqCst);
+    let evidence = reader.read_one(&payments[0]).await;
+    assert_eq!(failures(&evidence), [Some(ReadFailureKind::BadAnswer)]);
+    // Whoever has not seen it used must believe it.
+    let (url, lie) = liar(chain.url()).await;
+    lie.store(Lie::UsedIsUnused as u8, Ordering::SeqCst);
+    let evidence = Reader::with(settings(&chain, &[url])).read_one(&payments[0]).await;
+    assert_eq!(observed(&evidence).nonce, NonceState::Unused);
+}
+
+pub(crate) async fn an_older_block_says_nothing_about_what_was_seen_used<C: TestChain>() {
+    let chain = C::start().await;
+    let landed = authorization(&chain, 1).await;
+    let payment = payment(&chain, &landed).await;
+    let before = chain.head().await;
+    chain.transfer(&[landed]).await;
+    let urls = [chain.url(), behind(&chain, before, before).await];
+    let reader = Reader::with(settings(&chain, &urls));
+    let NonceState::Used(_) = observed(&reader.read_one(&payment).await).nonce else {
+        panic!("it landed")
+    };
+    // It is the other one's turn.
+    let evidence = reader.read_one(&payment).await;
+    assert_eq!(failures(&evidence), [Some(ReadFailureKind::Lagging), None]);
 }
