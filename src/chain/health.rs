@@ -165,6 +165,10 @@ impl Endpoint {
         }
         match self.find_eip3009(settings, &[used], &[0], (block, block)).await.remove(&0) {
             Some(Ok(Finding::Consumed(..))) => Ok(()),
+            // An empty list under a bloom filter that has the log, for one.
+            Some(Err(failure)) if failure.kind == ReadFailureKind::BadAnswer => {
+                Err((Sickness::KnownLogMissing, failure.detail))
+            }
             Some(Err(failure)) => Err(sick_of(&failure)),
             Some(Ok(Finding::Nothing { .. })) | None => {
                 let detail = format!("no log of {nonce} of {payer} at {token} in block {block}");
