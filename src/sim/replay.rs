@@ -154,6 +154,8 @@ impl Replay {
             permit2: Permit2Settings::default(),
             request_timeout: Duration::from_secs(10),
             hedge_after: Duration::from_secs(2),
+            known_used: Vec::new(),
+            learn_known_used: true,
         };
         let watched = WatchedChain {
             chain: Chain::new(chain_settings, rpc_observer(&metrics), clock.clone())?,
