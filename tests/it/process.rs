@@ -9,6 +9,7 @@ mod fates;
 mod key_free;
 mod kills;
 mod pages;
+mod permits;
 mod refunds;
 mod reorgs;
 mod replicas;
