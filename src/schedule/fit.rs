@@ -128,8 +128,9 @@ pub struct Fitted {
     pub expected: Expected,
 }
 
-/// Steps of a search for a price: enough for the last bit of a double.
+/// Steps of a search for a price, and how near is near enough: the first suffice for the second.
 const SEARCH_STEPS: u32 = 64;
+const PRICE_PRECISION: f64 = 1e-9;
 
 /// Fits a schedule.
 pub fn fit(counts: &LatencyCounts, settings: &FitSettings) -> Result<Fitted, SettingsError> {
@@ -176,7 +177,7 @@ fn cheapest_read<T>(
     }
     for _ in 0..SEARCH_STEPS {
         let middle = (too_low * high).sqrt();
-        if middle <= too_low || middle >= high {
+        if high <= too_low * (1.0 + PRICE_PRECISION) {
             break;
         }
         let found = at(with_read(middle));
