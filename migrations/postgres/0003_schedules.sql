@@ -53,10 +53,14 @@ CREATE TABLE reconciled.schedules (
     UNIQUE (rail, chain_id, previous_id)
 );
 
--- Settlements in the order in which we found them.
+-- Whether this resolution made the payment settled; not, say, a confirmation of what the gateway wrote.
+ALTER TABLE reconciled.resolutions ADD COLUMN settles boolean NOT NULL DEFAULT false;
+UPDATE reconciled.resolutions SET settles = true WHERE outcome IN ('paid', 'reinstated');
 CREATE INDEX resolutions_time ON reconciled.resolutions (resolved_at, payment_id);
+-- Settlements in the order in which we found them.
+CREATE INDEX resolutions_settling ON reconciled.resolutions (resolved_at, payment_id) WHERE settles;
 
--- Settled payments in the order in which the gateway wrote them. A view takes no index. On a large table
+-- Settled payments in the order in which the gateway settled them. A view takes no index. On a large table
 -- build it beforehand, under the same name, with CREATE INDEX CONCURRENTLY.
 SET LOCAL statement_timeout = 0;
 
@@ -64,7 +68,7 @@ DO $$
 BEGIN
     IF (SELECT relkind IN ('r', 'p') FROM pg_class WHERE oid = to_regclass('payments')) THEN
         EXECUTE format('CREATE INDEX IF NOT EXISTS reconciled_payments_settled ON %s '
-                       '((coalesce(settled_at, updated_at)), id) WHERE status = ''settled''',
+                       '(settled_at, id) WHERE status = ''settled''',
                        to_regclass('payments'));
     END IF;
 END

@@ -54,5 +54,10 @@ CREATE TABLE reconciled_schedules (
     UNIQUE (rail, chain_id, previous_id)
 );
 
--- Settlements in the order in which we found them.
+-- Whether this resolution made the payment settled; not, say, a confirmation of what the gateway wrote.
+ALTER TABLE reconciled_resolutions ADD COLUMN settles INTEGER NOT NULL DEFAULT 0;
+UPDATE reconciled_resolutions SET settles = 1 WHERE outcome IN ('paid', 'reinstated');
 CREATE INDEX reconciled_resolutions_time ON reconciled_resolutions (resolved_at, payment_id);
+-- Settlements in the order in which we found them.
+CREATE INDEX reconciled_resolutions_settling ON reconciled_resolutions (resolved_at, payment_id)
+    WHERE settles;

@@ -127,7 +127,8 @@ impl Schedule {
     ///
     /// `opened_at` is the watch's, `started_at` the payment's. A fitted schedule goes by the payment's age.
     /// A watch that opened when the payment was older than all that was measured (after a reorg, or found
-    /// late) is counted from its opening instead.
+    /// late) is counted from its opening instead. So is one whose payment says that it starts only later:
+    /// a gateway's clock that is ahead of ours, or wrong, must not postpone the repeats.
     pub fn next_repeat(
         &self,
         opened_at: Timestamp,
@@ -140,7 +141,7 @@ impl Schedule {
             }
             Repeats::ByAge(table) => {
                 let found_late = opened_at.since(started_at) >= table.horizon();
-                let from = if found_late { opened_at } else { started_at };
+                let from = if found_late { opened_at } else { started_at.min(opened_at) };
                 let next = from.saturating_add(table.next_age(now.since(from))?);
                 Some(next).filter(|at| *at > now)
             }

@@ -47,6 +47,17 @@ impl Watermark {
     }
 }
 
+/// Settled payments, as far as one query looked.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct SettledStretch {
+    /// Those that become samples, in order.
+    pub payments: Vec<SettledPayment>,
+    /// The last place that was looked at, whether or not a sample comes of it; `None`: there was nothing.
+    pub up_to: Option<Watermark>,
+    /// Whether there may be more behind it.
+    pub is_full: bool,
+}
+
 /// A settled payment on its way to being a sample.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SettledPayment {
@@ -198,15 +209,17 @@ pub trait ScheduleStore: Send + Sync + 'static {
     /// How far the search for samples has come; `None` before the first time.
     async fn sampled_up_to(&self) -> Result<Option<Watermark>, StoreError>;
 
-    /// At most `limit` settled payments after `after` and not later than `until`, in order. A payment that
-    /// the gateway settled has its place by `settled_at`, else by `updated_at`; one that we settled by the
-    /// time of our resolution, because its block may be older than what was sampled already.
+    /// The next places after `after` and not later than `until` in the order of settled payments, at most
+    /// `limit` of them. A payment that the gateway settled has its place by `settled_at`, and none without
+    /// it: `updated_at` moves. One that we settled has it by the time of our first resolution that did so,
+    /// because its block may be older than what was sampled already. So each comes once, whatever is
+    /// confirmed or written to it later. Looks at no more rows than `limit` of either kind.
     async fn settled_after(
         &self,
         after: &Watermark,
         until: Timestamp,
         limit: u32,
-    ) -> Result<Vec<SettledPayment>, StoreError>;
+    ) -> Result<SettledStretch, StoreError>;
 
     /// Adds samples, every key once, and moves the watermark from `from` to `to`, both or neither (I7). `false`: somebody
     /// else has moved it meanwhile, and nothing was written (I10).

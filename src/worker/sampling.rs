@@ -22,7 +22,8 @@ use crate::domain::{
 };
 use crate::schedule::Grid;
 use crate::store::schedules::{
-    BinGrid, Part, SampleBin, SampleCount, SampleKey, Series, SettledPayment, Watermark, epoch_of,
+    BinGrid, Part, SampleBin, SampleCount, SampleKey, Series, SettledPayment, SettledStretch,
+    Watermark, epoch_of,
 };
 use crate::store::{Store, StoreError};
 use crate::telemetry::{Metrics, SkippedSample};
@@ -88,9 +89,10 @@ impl Sampling {
         for _ in 0..PAGES_MAX {
             let after =
                 from.clone().unwrap_or_else(|| Watermark::before(now.saturating_sub(self.window)));
-            let page = self.store.settled_after(&after, until, PAGE_MAX).await?;
-            let Some(last) = page.last() else { return Ok(sampled) };
-            let (to, is_full) = (last.at.clone(), page.len() >= PAGE_MAX as usize);
+            let stretch = self.store.settled_after(&after, until, PAGE_MAX).await?;
+            let SettledStretch { payments: page, up_to: Some(to), is_full } = stretch else {
+                return Ok(sampled);
+            };
             let asked = page.iter().filter(|one| one.block_time.is_none()).count();
             sampled.more = is_full;
             if sampled.asked + asked > READS_MAX || stop.is_requested() {

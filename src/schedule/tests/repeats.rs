@@ -2,8 +2,13 @@
 
 use std::time::Duration;
 
-use crate::domain::Timestamp;
-use crate::schedule::{AgeTable, Grid, Schedule, ScheduleError};
+use proptest::prelude::*;
+
+use super::support::any_counts;
+use crate::domain::{PaymentId, Timestamp};
+use crate::schedule::{
+    AgeTable, FitSettings, Grid, JITTER_SHARE_MAX, Pacing, Schedule, ScheduleError, fit,
+};
 
 #[test]
 fn offsets_must_rise_and_be_few() {
@@ -65,6 +70,39 @@ fn who_opens_again_after_all_that_was_measured_starts_anew() {
     assert_eq!(after(12_500), None);
 }
 
+proptest! {
+    /// Whatever the gateway's clock says of the broadcast, the next repeat is never further away than the
+    /// largest gap, up to the end of the repeats, jitter and tick included.
+    #[test]
+    fn the_gap_to_the_next_repeat_is_bounded_whatever_the_gateways_clock_says(
+        counts in any_counts(60),
+        started in -400_000_i64..400_000,
+        opened in 0_i64..200_000,
+        waited in 0_i64..200_000,
+        jitter_share in 0.0..JITTER_SHARE_MAX,
+        tick in 0..5_000_u64,
+    ) {
+        let settings = FitSettings {
+            gap_max: Duration::from_secs(20),
+            repeat_for: Duration::from_secs(110),
+            ..FitSettings::for_block_time(Duration::from_secs(2))
+        };
+        let schedule = fit(&counts, &settings).unwrap().schedule;
+        let now = at(opened + waited);
+        let tick = Duration::from_millis(tick);
+        let pacing = Pacing { jitter_share, tick, tick_delay_max: tick };
+        let Some(next) = schedule.next_repeat(at(opened), at(started), now) else {
+            // Only whoever has been followed for as long as the repeats last has none left.
+            let age = now.since(at(started.min(opened)));
+            prop_assert!(age >= settings.repeat_for - Duration::from_secs(1), "none at {age:?}");
+            return Ok(());
+        };
+        let placed = pacing.place(&PaymentId::from("p"), now, next);
+        let most = settings.gap_max.mul_f64(1.0 + jitter_share) + tick;
+        prop_assert!(next > now && placed.since(now) <= most, "{:?}", placed.since(now));
+    }
+}
+
 #[test]
 fn a_check_that_came_late_is_not_followed_by_one_at_once() {
     let schedule = table();
@@ -75,11 +113,9 @@ fn a_check_that_came_late_is_not_followed_by_one_at_once() {
 }
 
 mod mandatory {
-    use proptest::prelude::*;
-
     use super::*;
     use crate::domain::{BlockTime, Inconclusive, Payment, Policy, RawPayment, Verdict};
-    use crate::schedule::{Pacing, Timing, due_times};
+    use crate::schedule::{Timing, due_times};
 
     fn payment(valid_before_secs: u64) -> Payment {
         let zeros = |bytes: usize| Some(format!("0x{}", "00".repeat(bytes)));

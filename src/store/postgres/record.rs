@@ -8,8 +8,8 @@ use super::apply::ApplyError;
 use super::rows::{block_datetime, datetime, hex, texts};
 use super::write::{all_written, settlement};
 use crate::domain::{
-    Decided, EventKind, Judged, Phase, RefundChange, RefundOwed, Settlement, TransferChange,
-    Verdict,
+    Decided, EventKind, Judged, PaymentStatus, Phase, RefundChange, RefundOwed, Settlement,
+    TransferChange, Verdict,
 };
 use crate::store::row::{check_detail, column_number, evidence_json};
 
@@ -261,19 +261,22 @@ pub(super) async fn write_resolutions(
     let hashes: Vec<Option<String>> = blocks.iter().map(|b| b.map(|b| hex(&b.hash))).collect();
     let times: Vec<Option<OffsetDateTime>> =
         blocks.iter().map(|b| b.map(|b| block_datetime(b.time))).collect();
+    let settles: Vec<bool> =
+        recorded.iter().map(|d| d.resolution.payment == Some(PaymentStatus::Settled)).collect();
     sqlx::query!(
         "INSERT INTO reconciled.resolutions
                 (payment_id, order_id, outcome, verdict, evidence, tx_hash, log_index,
-                 block_number, block_hash, block_time, resolved_at, detection_delay_ms)
+                 block_number, block_hash, block_time, resolved_at, detection_delay_ms, settles)
          SELECT c.payment_id, c.order_id, c.outcome, c.verdict, c.evidence::jsonb, c.tx_hash,
                 c.log_index, c.block_number, c.block_hash, c.block_time, $11,
                 CASE WHEN c.tx_hash IS NOT NULL
-                     THEN greatest(0, extract(epoch FROM $11 - c.block_time) * 1000)::bigint END
+                     THEN greatest(0, extract(epoch FROM $11 - c.block_time) * 1000)::bigint END,
+                c.settles
            FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[],
-                       $7::bigint[], $8::bigint[], $9::text[], $10::timestamptz[])
+                       $7::bigint[], $8::bigint[], $9::text[], $10::timestamptz[], $12::bool[])
                 WITH ORDINALITY
                 AS c (payment_id, order_id, outcome, verdict, evidence, tx_hash, log_index,
-                      block_number, block_hash, block_time, position)
+                      block_number, block_hash, block_time, settles, position)
           ORDER BY c.position",
         &texts(recorded.iter().map(|d| &d.judged.payment_id)),
         &orders as &[Option<String>],
@@ -286,6 +289,7 @@ pub(super) async fn write_resolutions(
         &hashes as &[Option<String>],
         &times as &[Option<OffsetDateTime>],
         now,
+        &settles,
     )
     .execute(connection)
     .await?;

@@ -13,7 +13,7 @@ use crate::store::StoreError;
 use crate::store::row::{coded, column_number, unsigned};
 use crate::store::schedules::{
     BinGrid, NeverSettled, NewVersion, ObservedChecks, OpenAges, Part, SampleBin, SampleCount,
-    SampleKey, ScheduleStore, Series, SettledPayment, Version, Watermark, epoch_of,
+    SampleKey, ScheduleStore, Series, SettledPayment, SettledStretch, Version, Watermark, epoch_of,
 };
 
 const LATENCIES: &str = "reconciled.settle_latencies";
@@ -95,40 +95,44 @@ impl ScheduleStore for PostgresStore {
         after: &Watermark,
         until: Timestamp,
         limit: u32,
-    ) -> Result<Vec<SettledPayment>, StoreError> {
+    ) -> Result<SettledStretch, StoreError> {
         let refused = |source| StoreError::from_sqlx("to read settled payments", source);
         let rows = sqlx::query!(
-            // Ours are those whose `settled_at` is the block's time that our resolution wrote there.
-            r#"WITH ours AS (
-                   SELECT r.resolved_at AS at, r.payment_id AS id, r.block_time
-                     FROM reconciled.resolutions r JOIN payments p ON p.id = r.payment_id
-                    WHERE (r.resolved_at, r.payment_id) > ($1, $2) AND r.resolved_at <= $3
-                      AND r.tx_hash IS NOT NULL
-                      AND p.status = 'settled' AND p.settled_at = r.block_time
-                      AND NOT EXISTS (
-                          SELECT FROM reconciled.resolutions e
-                           WHERE e.payment_id = r.payment_id AND e.id < r.id
-                             AND e.tx_hash IS NOT NULL AND e.block_time = r.block_time)
+            // The next of each kind by their indexes alone; only then is it asked which of them count. A
+            // payment of ours has a place among the gateway's too, where it does not.
+            r#"WITH ours AS MATERIALIZED (
+                   SELECT r.id AS resolution, r.resolved_at AS at, r.payment_id AS id, r.block_time
+                     FROM reconciled.resolutions r
+                    WHERE r.settles AND (r.resolved_at, r.payment_id) > ($1, $2)
+                      AND r.resolved_at <= $3
                     ORDER BY r.resolved_at, r.payment_id
                     LIMIT $4
-               ), theirs AS (
-                   SELECT coalesce(p.settled_at, p.updated_at) AS at, p.id, t.block_time
+               ), theirs AS MATERIALIZED (
+                   SELECT p.settled_at AS at, p.id
                      FROM payments p
-                     LEFT JOIN reconciled.transfers t
-                            ON t.payment_id = p.id AND t.orphaned_at IS NULL
-                    WHERE p.status = 'settled'
-                      AND (coalesce(p.settled_at, p.updated_at), p.id) > ($1, $2)
-                      AND coalesce(p.settled_at, p.updated_at) <= $3
-                      AND NOT EXISTS (
-                          SELECT FROM reconciled.resolutions r
-                           WHERE r.payment_id = p.id AND r.tx_hash IS NOT NULL
-                             AND r.block_time = p.settled_at)
-                    ORDER BY coalesce(p.settled_at, p.updated_at), p.id
+                    WHERE p.status = 'settled' AND (p.settled_at, p.id) > ($1, $2)
+                      AND p.settled_at <= $3
+                    ORDER BY p.settled_at, p.id
                     LIMIT $4
                )
-               SELECT at AS "at!", id AS "id!", block_time AS "block_time?"
-                 FROM (SELECT * FROM ours UNION ALL SELECT * FROM theirs) AS settled
-                ORDER BY at, id
+               SELECT at AS "at!", id AS "id!", block_time AS "block_time?", counts AS "counts!"
+                 FROM (SELECT o.at, o.id, o.block_time,
+                              EXISTS (SELECT FROM payments p
+                                       WHERE p.id = o.id AND p.status = 'settled')
+                              AND NOT EXISTS (
+                                  SELECT FROM reconciled.resolutions e
+                                   WHERE e.payment_id = o.id AND e.id < o.resolution
+                                     AND (e.settles OR e.outcome = 'reopened')) AS counts
+                         FROM ours o
+                       UNION ALL
+                       SELECT h.at, h.id, t.block_time,
+                              NOT EXISTS (
+                                  SELECT FROM reconciled.resolutions r
+                                   WHERE r.payment_id = h.id AND r.settles)
+                         FROM theirs h
+                         LEFT JOIN reconciled.transfers t
+                                ON t.payment_id = h.id AND t.orphaned_at IS NULL) AS page
+                ORDER BY at, id, counts DESC
                 LIMIT $4"#,
             moment(after),
             after.payment_id.as_str(),
@@ -138,10 +142,10 @@ impl ScheduleStore for PostgresStore {
         .fetch_all(&self.pool)
         .await
         .map_err(refused)?;
-        if rows.is_empty() {
-            return Ok(Vec::new());
-        }
-        let ids: Vec<String> = rows.iter().map(|row| row.id.clone()).collect();
+        let Some(last) = rows.last() else { return Ok(SettledStretch::default()) };
+        let up_to = Some(watermark(last.at, last.id.clone()));
+        let is_full = rows.len() >= usize::try_from(limit).unwrap_or(usize::MAX);
+        let ids: Vec<String> = rows.iter().filter(|row| row.counts).map(|r| r.id.clone()).collect();
         let payments: HashMap<String, RawPayment> =
             select_payments!("WHERE id = ANY($1::text[])", &ids)
                 .fetch_all(&self.pool)
@@ -150,8 +154,9 @@ impl ScheduleStore for PostgresStore {
                 .into_iter()
                 .map(|row| (row.id.clone(), row))
                 .collect();
-        Ok(rows
+        let payments = rows
             .into_iter()
+            .filter(|row| row.counts)
             .map(|row| {
                 let at = watermark(row.at, row.id);
                 let payment = parse_payment(&at.payment_id, payments.get(at.payment_id.as_str()));
@@ -160,7 +165,8 @@ impl ScheduleStore for PostgresStore {
                     seconds.and_then(|s| u64::try_from(s).ok()).map(BlockTime::from_secs);
                 SettledPayment { at, payment, block_time }
             })
-            .collect())
+            .collect();
+        Ok(SettledStretch { payments, up_to, is_full })
     }
 
     async fn record_samples(

@@ -12,45 +12,46 @@ use crate::store::StoreError;
 use crate::store::row::{coded, column_number, payment_is_gone, unsigned};
 use crate::store::schedules::{
     BinGrid, NeverSettled, NewVersion, ObservedChecks, OpenAges, Part, SampleBin, SampleCount,
-    SampleKey, ScheduleStore, Series, SettledPayment, Version, Watermark, epoch_of,
+    SampleKey, ScheduleStore, Series, SettledPayment, SettledStretch, Version, Watermark, epoch_of,
 };
 
 const LATENCIES: &str = "reconciled_settle_latencies";
 const SCHEDULES: &str = "reconciled_schedules";
 
-/// A time that is not a whole number has no place in the order, and is passed over (I11). Ours are those
-/// whose `settled_at` is the block's time that our resolution wrote there.
+/// The next of each kind by their indexes alone; only then is it asked which of them count. A payment of
+/// ours has a place among the gateway's too, where it does not. A `settled_at` that is not a whole number
+/// has no place in the order, and is passed over (I11). SQLite seeks by a row value only where nothing is
+/// computed, so a bound of the first column stands beside it all the same.
 const SETTLED_AFTER: &str = "
-    SELECT at, id, block_time FROM (
-        SELECT * FROM (
-            SELECT r.resolved_at AS at, r.payment_id AS id, r.block_time
-            FROM reconciled_resolutions r CROSS JOIN payments p ON p.id = r.payment_id
-            WHERE (r.resolved_at, r.payment_id) > (?1, ?2) AND r.resolved_at <= ?3
-              AND r.tx_hash IS NOT NULL
-              AND +p.status = 'settled' AND p.settled_at = r.block_time * 1000
-              AND NOT EXISTS (
-                  SELECT 1 FROM reconciled_resolutions e
-                  WHERE e.payment_id = r.payment_id AND e.id < r.id
-                    AND e.tx_hash IS NOT NULL AND e.block_time = r.block_time)
+    SELECT at, id, block_time, counts FROM (
+        SELECT o.at, o.id, o.block_time,
+               EXISTS (SELECT 1 FROM payments p WHERE p.id = o.id AND p.status = 'settled')
+               AND NOT EXISTS (
+                   SELECT 1 FROM reconciled_resolutions e
+                   WHERE e.payment_id = o.id AND e.id < o.resolution
+                     AND (e.settles OR e.outcome = 'reopened')) AS counts
+        FROM (
+            SELECT r.id AS resolution, r.resolved_at AS at, r.payment_id AS id, r.block_time
+            FROM reconciled_resolutions r
+            WHERE r.settles AND r.resolved_at >= ?1
+              AND (r.resolved_at, r.payment_id) > (?1, ?2) AND r.resolved_at <= ?3
             ORDER BY r.resolved_at, r.payment_id
-            LIMIT ?4)
+            LIMIT ?4) AS o
         UNION ALL
-        SELECT * FROM (
-            SELECT coalesce(p.settled_at, p.updated_at) AS at, p.id, t.block_time
-            FROM payments p LEFT JOIN reconciled_transfers t
-                ON t.payment_id = p.id AND t.orphaned_at IS NULL
-            WHERE p.status = 'settled'
-              AND (coalesce(p.settled_at, p.updated_at), p.id) > (?1, ?2)
-              AND coalesce(p.settled_at, p.updated_at) <= ?3
-              AND typeof(coalesce(p.settled_at, p.updated_at)) = 'integer'
-              AND typeof(p.id) = 'text'
-              AND NOT EXISTS (
-                  SELECT 1 FROM reconciled_resolutions r
-                  WHERE r.payment_id = p.id AND r.tx_hash IS NOT NULL
-                    AND r.block_time * 1000 = p.settled_at)
-            ORDER BY coalesce(p.settled_at, p.updated_at), p.id
-            LIMIT ?4))
-    ORDER BY at, id
+        SELECT h.at, h.id, t.block_time,
+               NOT EXISTS (
+                   SELECT 1 FROM reconciled_resolutions r
+                   WHERE r.payment_id = h.id AND r.settles) AS counts
+        FROM (
+            SELECT p.settled_at AS at, p.id
+            FROM payments p
+            WHERE p.status = 'settled' AND p.settled_at >= ?1
+              AND (p.settled_at, p.id) > (?1, ?2) AND p.settled_at <= ?3
+              AND typeof(p.settled_at) = 'integer' AND typeof(p.id) = 'text'
+            ORDER BY p.settled_at, p.id
+            LIMIT ?4) AS h
+            LEFT JOIN reconciled_transfers t ON t.payment_id = h.id AND t.orphaned_at IS NULL)
+    ORDER BY at, id, counts DESC
     LIMIT ?4";
 
 const OPEN_AGES: &str = "
@@ -180,9 +181,9 @@ impl ScheduleStore for SqliteStore {
         after: &Watermark,
         until: Timestamp,
         limit: u32,
-    ) -> Result<Vec<SettledPayment>, StoreError> {
+    ) -> Result<SettledStretch, StoreError> {
         let get = failed("to read settled payments");
-        let rows: Vec<(i64, String, Option<i64>)> = sqlx::query_as(SETTLED_AFTER)
+        let rows: Vec<(i64, String, Option<i64>, bool)> = sqlx::query_as(SETTLED_AFTER)
             .bind(millis(after))
             .bind(after.payment_id.as_str())
             .bind(until.as_millis())
@@ -190,22 +191,26 @@ impl ScheduleStore for SqliteStore {
             .fetch_all(&self.reader)
             .await
             .map_err(get)?;
-        let ids = id_list(rows.iter().map(|(_, id, _)| id.as_str()));
+        let up_to = rows.last().map(|(at, id, _, _)| watermark(*at, id.clone()));
+        let is_full = rows.len() >= usize::try_from(limit).unwrap_or(usize::MAX);
+        let ids = id_list(rows.iter().filter(|row| row.3).map(|(_, id, _, _)| id.as_str()));
         let mut conn = self.reader.acquire().await.map_err(get)?;
         let mut payments: HashMap<String, _> = load::raw_payments(&mut conn, &ids)
             .await?
             .into_iter()
             .map(|raw| (raw.id.clone(), raw.parse()))
             .collect();
-        Ok(rows
+        let payments = rows
             .into_iter()
-            .map(|(at, id, seconds)| {
+            .filter(|row| row.3)
+            .map(|(at, id, seconds, _)| {
                 let payment = payments.remove(&id).unwrap_or_else(|| Err(payment_is_gone(&id)));
                 let block_time =
                     seconds.and_then(|s| u64::try_from(s).ok()).map(BlockTime::from_secs);
                 SettledPayment { at: watermark(at, id), payment, block_time }
             })
-            .collect())
+            .collect();
+        Ok(SettledStretch { payments, up_to, is_full })
     }
 
     async fn record_samples(
@@ -472,3 +477,6 @@ async fn record(
     }
     Ok(true)
 }
+
+#[cfg(test)]
+mod tests;

@@ -366,8 +366,8 @@ async fn record(
     sqlx::query(
         "INSERT INTO reconciled_resolutions
             (payment_id, order_id, outcome, verdict, evidence, tx_hash, log_index, block_number,
-             block_hash, block_time, resolved_at, detection_delay_ms)
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+             block_hash, block_time, resolved_at, detection_delay_ms, settles)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     )
     .bind(judged.payment_id.as_str())
     .bind(decided.order_id.as_ref().map(|id| id.as_str()))
@@ -381,6 +381,7 @@ async fn record(
     .bind(block.map(|b| column_number(b.time.as_secs())))
     .bind(now.as_millis())
     .bind(delay.map(|ms| i64::try_from(ms).unwrap_or(i64::MAX)))
+    .bind(decided.resolution.payment == Some(PaymentStatus::Settled))
     .execute(conn)
     .await
     .map_err(failed("to record a resolution"))?;

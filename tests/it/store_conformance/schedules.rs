@@ -17,6 +17,9 @@ for_each_backend!(
     settled_payments_come_in_order_page_by_page,
     a_payment_that_we_settled_has_its_place_by_our_resolution_not_by_its_block,
     a_payment_confirmed_or_owed_back_after_the_gateway_settled_it_comes_once,
+    a_payment_that_the_gateway_settled_at_its_blocks_own_time_is_not_taken_for_ours,
+    a_payment_that_we_settled_keeps_its_one_place_whatever_is_written_to_it,
+    a_stretch_of_payments_that_do_not_count_is_walked_past,
     a_settled_row_that_makes_no_sense_comes_with_its_problem_and_stops_nothing,
     samples_and_their_watermark_move_together_and_once,
     of_two_replicas_that_begin_one_counts,
@@ -45,7 +48,7 @@ async fn gateway_settled(db: &TestDb, id: &str, settled_at: Option<u64>, updated
 }
 
 async fn page(db: &TestDb, after: &Watermark, until: u64, limit: u32) -> Vec<String> {
-    let page = db.store.settled_after(after, at(until), limit).await.unwrap();
+    let page = db.store.settled_after(after, at(until), limit).await.unwrap().payments;
     page.into_iter().map(|one| one.at.payment_id.to_string()).collect()
 }
 
@@ -53,7 +56,8 @@ async fn settled_payments_come_in_order_page_by_page(db: &TestDb) {
     db.order("o").await;
     gateway_settled(db, "c", Some(20), 500).await;
     gateway_settled(db, "b", Some(20), 500).await;
-    gateway_settled(db, "a", None, 30).await;
+    gateway_settled(db, "a", Some(30), 30).await;
+    gateway_settled(db, "no time of its own", None, 30).await;
     gateway_settled(db, "d", Some(10), 500).await;
     gateway_settled(db, "too late", Some(41), 5).await;
     gateway_settled(db, "too early", Some(4), 500).await;
@@ -61,7 +65,7 @@ async fn settled_payments_come_in_order_page_by_page(db: &TestDb) {
     let start = Watermark::before(at(5));
     assert_eq!(page(db, &start, 40, 10).await, ["d", "b", "c", "a"]);
 
-    let first = db.store.settled_after(&start, at(40), 2).await.unwrap();
+    let first = db.store.settled_after(&start, at(40), 2).await.unwrap().payments;
     assert_eq!(first.len(), 2);
     assert!(first.iter().all(|one| one.block_time.is_none()), "nobody has seen their blocks");
     let last = first[1].at.clone();
@@ -78,7 +82,7 @@ async fn a_payment_that_we_settled_has_its_place_by_our_resolution_not_by_its_bl
     let verdict = settled_in("slow", 100, 7, Finality::Tentative);
     db.apply_at(at(3_600), &Policy::default(), vec![judged("slow", verdict)]).await;
     let after = Watermark::before(at(1_000));
-    let found = db.store.settled_after(&after, at(4_000), 10).await.unwrap();
+    let found = db.store.settled_after(&after, at(4_000), 10).await.unwrap().payments;
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].at.at_micros, at(3_600).as_millis() * 1_000);
     assert_eq!(found[0].block_time.map(Timestamp::from), Some(at(4)), "we know its block");
@@ -97,10 +101,80 @@ async fn a_payment_confirmed_or_owed_back_after_the_gateway_settled_it_comes_onc
     let verdict = settled_in("p", 100, 7, Finality::Final);
     db.apply_at(at(500), &Policy::default(), vec![judged("p", verdict)]).await;
     assert_eq!(db.refunds().await, ["p undelivered 1000000 owed"]);
-    let found = db.store.settled_after(&Watermark::before(T0), at(900), 10).await.unwrap();
+    let found = db.store.settled_after(&Watermark::before(T0), at(900), 10).await.unwrap().payments;
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].at.at_micros, at(6).as_millis() * 1_000, "where the gateway put it");
     assert_eq!(found[0].block_time.map(Timestamp::from), Some(at(4)), "from the transfer");
+}
+
+/// The gateway's clock says just what the block's says, and we confirm that later: still the gateway's.
+async fn a_payment_that_the_gateway_settled_at_its_blocks_own_time_is_not_taken_for_ours(
+    db: &TestDb,
+) {
+    db.order("o").await;
+    gateway_settled(db, "p", Some(4), 4).await;
+    let before = Watermark::before(T0);
+    assert_eq!(page(db, &before, 900, 10).await, ["p"]);
+    for (now, finality) in [(500, Finality::Tentative), (600, Finality::Final)] {
+        let verdict = settled_in("p", 100, 7, finality);
+        db.apply_at(at(now), &Policy::default(), vec![judged("p", verdict)]).await;
+    }
+    let found = db.store.settled_after(&before, at(900), 10).await.unwrap().payments;
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].at.at_micros, at(4).as_millis() * 1_000);
+    assert!(
+        page(db, &found[0].at, 900, 10).await.is_empty(),
+        "our confirmation is no second place"
+    );
+}
+
+async fn a_payment_that_we_settled_keeps_its_one_place_whatever_is_written_to_it(db: &TestDb) {
+    db.paying_order("o", "p").await;
+    let verdict = settled_in("p", 100, 7, Finality::Tentative);
+    db.apply_at(at(300), &Policy::default(), vec![judged("p", verdict)]).await;
+    let before = Watermark::before(T0);
+    let found = db.store.settled_after(&before, at(900), 10).await.unwrap();
+    let place = found.payments[0].at.clone();
+    assert_eq!(place.at_micros, at(300).as_millis() * 1_000);
+    // The gateway comes round and writes its own time over the block's, and later none at all.
+    for time in [Some(at(700).as_millis().to_string()), None] {
+        let sql = "UPDATE payments SET settled_at = ?t WHERE id = ?";
+        db.gateway.execute(sql, &[time.as_deref(), Some("p")]).await.unwrap();
+        assert_eq!(page(db, &before, 900, 10).await, ["p"]);
+        assert!(page(db, &place, 900, 10).await.is_empty());
+    }
+    // A reorg takes it away, and it settles again: it has been counted.
+    db.apply_at(at(800), &Policy::default(), vec![judged("p", pending(800))]).await;
+    assert_eq!(db.payment_status("p").await, "unknown");
+    let verdict = settled_in("p", 101, 7, Finality::Final);
+    db.apply_at(at(850), &Policy::default(), vec![judged("p", verdict)]).await;
+    assert!(page(db, &place, 900, 10).await.is_empty());
+}
+
+/// Nothing of this stretch becomes a sample; what is behind it must be reached all the same.
+async fn a_stretch_of_payments_that_do_not_count_is_walked_past(db: &TestDb) {
+    for n in 0..4 {
+        db.paying_order(&format!("o{n}"), &format!("p{n}")).await;
+        let verdict = settled_in(&format!("p{n}"), 100, n, Finality::Final);
+        let batch = vec![judged(&format!("p{n}"), verdict)];
+        db.apply_at(at(300), &Policy::default(), batch).await;
+    }
+    db.order("o").await;
+    gateway_settled(db, "last", Some(200), 200).await;
+    // The first three places are where the gateway's times of ours are.
+    let mut after = Watermark::before(T0);
+    let mut found = Vec::new();
+    for _ in 0..20 {
+        let stretch = db.store.settled_after(&after, at(900), 2).await.unwrap();
+        found.extend(stretch.payments.iter().map(|one| one.at.payment_id.to_string()));
+        let Some(up_to) = stretch.up_to else { break };
+        assert!(
+            (up_to.at_micros, up_to.payment_id.as_str())
+                > (after.at_micros, after.payment_id.as_str())
+        );
+        after = up_to;
+    }
+    assert_eq!(found, ["last", "p0", "p1", "p2", "p3"]);
 }
 
 async fn a_settled_row_that_makes_no_sense_comes_with_its_problem_and_stops_nothing(db: &TestDb) {
@@ -109,7 +183,7 @@ async fn a_settled_row_that_makes_no_sense_comes_with_its_problem_and_stops_noth
     gateway_settled(db, "good", Some(11), 11).await;
     let sql = "UPDATE payments SET payer = 'nobody' WHERE id = ?";
     db.gateway.execute(sql, &[Some("bad")]).await.unwrap();
-    let found = db.store.settled_after(&Watermark::before(T0), at(20), 10).await.unwrap();
+    let found = db.store.settled_after(&Watermark::before(T0), at(20), 10).await.unwrap().payments;
     assert_eq!(found.len(), 2);
     assert_eq!(found[0].payment.as_ref().unwrap_err().column, "payer");
     assert!(found[1].payment.is_ok());
