@@ -45,6 +45,8 @@ async fn settled_by_the_gateway(scene: &Scene, n: u64) {
         ..scene.row(&id, &order, &authorization)
     };
     scene.gateway.insert_payment(&row).await.unwrap();
+    let sql = "UPDATE payments SET settled_at = updated_at WHERE id = ?";
+    scene.gateway.execute(sql, &[Some(&id)]).await.unwrap();
 }
 
 async fn show(config: &ConfigFile) -> Value {
