@@ -68,6 +68,22 @@ pub enum Command {
     /// List what only a person can decide, and close what was decided.
     #[command(subcommand)]
     Flags(FlagsCommand),
+    /// Have the books compared with the chain: every open payment, every transfer, every settled payment.
+    ///
+    /// Without --once the running daemon is asked to, and does so within seconds.
+    Reconcile {
+        /// Do it here and now and report it, or wait for the one that is under way.
+        ///
+        /// Exit code 1: money is not accounted for, a flag was raised, or something could not be done.
+        #[arg(long)]
+        once: bool,
+        /// JSON instead of text.
+        #[arg(long)]
+        json: bool,
+        /// The configuration.
+        #[command(flatten)]
+        config: ConfigArgs,
+    },
     /// Show the main job on a simulated chain: payments with different fates, each resolved and explained.
     Demo,
     /// Run a folder of seeded cases and say which ended right.

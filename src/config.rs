@@ -16,12 +16,13 @@ use url::Url;
 use crate::chain::{
     ChainSettings, EndpointLimits, EndpointSettings, KnownUsed, MULTICALL3, Permit2Settings,
 };
-use crate::domain::{ChainId, LatePolicy, PaidAfter, Policy, RefundPolicy};
+use crate::domain::{ChainId, LatePolicy, PaidAfter, Policy, Receiver, RefundPolicy};
 use crate::schedule::{FitSettings, Grid, Schedule, Timing};
 use crate::store::DatabaseUrl;
 use crate::telemetry::LogFormat;
 use crate::worker::schedules::Following;
 use crate::worker::tune::TuneSettings;
+use crate::worker::{ScanStart, WatchedReceiver};
 
 /// What is wrong with the configuration, with the key's name and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -149,8 +150,10 @@ section! {
     Reconcile {
         /// When the full reconcile runs: cron with seconds, in UTC.
         cron: String = "0 */10 * * * *".to_owned(),
-        /// Payments per page.
+        /// Rows per page.
         page_size: u32 = 2_000,
+        /// How far back money is accounted for and settled payments must have their transfer.
+        window: Span = secs(7 * 24 * 3_600),
     }
 }
 
@@ -266,6 +269,9 @@ pub struct ChainSection {
     /// Authorizations that are used, to test endpoints with.
     #[serde(default)]
     pub known_used: Vec<KnownUsedSection>,
+    /// Who is paid.
+    #[serde(default)]
+    pub receivers: Vec<ReceiverSection>,
 }
 
 mod defaults {
@@ -356,6 +362,22 @@ pub struct EndpointSection {
     pub requests_per_second: Option<u32>,
 }
 
+/// `[[chains.receivers]]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReceiverSection {
+    /// The token contract.
+    pub token: Address,
+    /// The address that is paid.
+    pub pay_to: Address,
+    /// The first block to scan.
+    #[serde(default)]
+    pub first_block: Option<u64>,
+    /// How far before the first scan to start, where no block is named.
+    #[serde(default)]
+    pub lookback: Option<Span>,
+}
+
 /// Text that is never shown.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
@@ -414,6 +436,8 @@ pub struct ConfiguredChain {
     pub fit: FitSettings,
     /// Whom to believe about refunds.
     pub refunds: RefundPolicy,
+    /// Whose transfers to scan for.
+    pub receivers: Vec<WatchedReceiver>,
 }
 
 /// Sections whose keys the environment can override.
@@ -437,6 +461,8 @@ const ENV_PREFIX: &str = "RECONCILED_";
 const DEADLINE_MARGIN_BLOCKS: u32 = 10;
 /// The most values in one position of a log filter: go-ethereum's own limit.
 const BATCH_MAX: usize = 1_000;
+/// How far before the first scan to start, unless the configuration says otherwise.
+const LOOKBACK: Span = secs(7 * 24 * 3_600);
 /// The least time between two looks for finality.
 const FINALITY_RETRY: Duration = Duration::from_secs(60);
 
@@ -525,6 +551,7 @@ impl Config {
             ("refunds.every", self.refunds.every, Duration::from_secs(1)),
             ("refunds.owed_every", self.refunds.owed_every, Duration::from_secs(1)),
             ("health.every", self.health.every, Duration::from_secs(1)),
+            ("reconcile.window", self.reconcile.window, Duration::from_secs(3_600)),
             ("shutdown.grace", self.shutdown.grace, Duration::from_secs(1)),
         ] {
             if span.0 < least {
@@ -700,7 +727,38 @@ impl ChainSection {
             grid,
             fit,
             policy,
+            receivers: self.receivers(key)?,
         })
+    }
+
+    fn receivers(&self, key: &str) -> Result<Vec<WatchedReceiver>, ConfigError> {
+        if self.receivers.len() > BATCH_MAX {
+            let problem =
+                format!("lists more than {BATCH_MAX}, which is what nodes take in a filter");
+            return Err(bad(format!("{key}.receivers"), problem));
+        }
+        let mut seen = BTreeSet::new();
+        self.receivers
+            .iter()
+            .map(|section| {
+                let receiver = Receiver { token: section.token, pay_to: section.pay_to };
+                let key = format!("{key}.receivers[{}]", section.pay_to);
+                if !seen.insert(receiver) {
+                    return Err(bad(key, format!("is listed twice for token {}", section.token)));
+                }
+                let start = match (section.first_block, section.lookback) {
+                    (Some(_), Some(_)) => {
+                        return Err(bad(key, "must have first_block or lookback, not both"));
+                    }
+                    (Some(0), None) => {
+                        return Err(bad(format!("{key}.first_block"), "must be at least 1"));
+                    }
+                    (Some(first), None) => ScanStart::Block(first),
+                    (None, lookback) => ScanStart::Lookback(lookback.unwrap_or(LOOKBACK).0),
+                };
+                Ok(WatchedReceiver { receiver, start })
+            })
+            .collect()
     }
 }
 

@@ -45,6 +45,12 @@ async fn dispatch(command: Command) -> anyhow::Result<Ending> {
         Command::Schedule(args) => commands::schedule::schedule(&args).await,
         Command::Flags(FlagsCommand::List(args)) => commands::flags::list(&args).await,
         Command::Flags(FlagsCommand::Close(args)) => commands::flags::close(&args).await,
+        Command::Reconcile { once: true, json, config } => {
+            commands::reconcile::once(&config, json).await
+        }
+        Command::Reconcile { once: false, json, config } => {
+            commands::reconcile::request(&config, json).await
+        }
         Command::Demo => commands::demo::demo().await,
         Command::Drill(args) => commands::drill::drill(&args).await,
     }

@@ -19,11 +19,12 @@ use tracing_subscriber::EnvFilter;
 
 use crate::chain::{RpcObserver, Sickness};
 use crate::domain::{
-    ChainId, EndpointName, FlagKind, Outcome, Phase, Rail, ReadFailureKind, RefundReason,
-    RefundStatus, Timestamp, Verdict,
+    Account, Amount, ChainId, EndpointName, FlagKind, Outcome, Phase, Rail, ReadFailureKind,
+    Receiver, RefundReason, RefundStatus, Timestamp, Verdict,
 };
-use crate::store::Figures;
 use crate::store::schedules::Series;
+use crate::store::{Figures, Runs};
+use crate::worker::Report;
 
 mod schedules;
 
@@ -92,6 +93,12 @@ pub struct Metrics {
     endpoint_disagreements: IntCounterVec,
     endpoint_sick: IntGaugeVec,
     endpoint_probes: IntCounterVec,
+    ledger: GaugeVec,
+    ledger_drift: GaugeVec,
+    ledger_scanned: GaugeVec,
+    reconcile_finished: Gauge,
+    reconcile_unfinished: Gauge,
+    scan_problems: IntCounterVec,
     /// When a task last succeeded.
     pub task_last_success: GaugeVec,
     /// Activations of a task that failed.
@@ -194,6 +201,40 @@ impl Metrics {
                 "How long JSON-RPC calls took.",
                 &["chain", "endpoint"],
                 &RPC_BUCKETS,
+            )?,
+            ledger: times(
+                "ledger_base_units",
+                "Money by what became of it, in the window of the last full reconcile.",
+                &["chain", "token", "pay_to", "account"],
+            )?,
+            ledger_drift: times(
+                "ledger_drift_base_units",
+                "What arrived less what is accounted for, at the last full reconcile.",
+                &["chain", "token", "pay_to"],
+            )?,
+            ledger_scanned: times(
+                "ledger_scanned_timestamp_seconds",
+                "Time of the last block whose transfers are accounted for; 0 before the first.",
+                &["chain", "token", "pay_to"],
+            )?,
+            reconcile_finished: register(
+                &registry,
+                Gauge::with_opts(opts(
+                    "reconcile_finished_timestamp_seconds",
+                    "When the last full reconcile ended; 0 before the first.",
+                ))?,
+            )?,
+            reconcile_unfinished: register(
+                &registry,
+                Gauge::with_opts(opts(
+                    "reconcile_unfinished_timestamp_seconds",
+                    "When the full reconcile that is not finished was asked for; 0 when there is none.",
+                ))?,
+            )?,
+            scan_problems: counters(
+                "scan_problems_total",
+                "Pages of the scan for transfers that did not move it on, by cause.",
+                &["chain", "cause"],
             )?,
             task_last_success: times(
                 "task_last_success_timestamp_seconds",
@@ -314,12 +355,65 @@ impl Metrics {
         }
     }
 
+    /// Makes a receiver's series exist from the start.
+    pub fn expect_receiver(&self, chain: ChainId, receiver: &Receiver) {
+        let labels = receiver_labels(chain, receiver);
+        let [chain, token, pay_to] = labels.each_ref().map(String::as_str);
+        for account in ["chain"].into_iter().chain(Account::ALL.iter().map(|a| a.code())) {
+            self.ledger.with_label_values(&[chain, token, pay_to, account]);
+        }
+        self.ledger_drift.with_label_values(&[chain, token, pay_to]);
+        self.ledger_scanned.with_label_values(&[chain, token, pay_to]);
+        for cause in SCAN_PROBLEMS {
+            self.scan_problems.with_label_values(&[chain, cause]);
+        }
+    }
+
+    /// Counts a page of the scan that did not move it on.
+    pub fn scan_problem(&self, chain: ChainId, cause: &str) {
+        self.scan_problems.with_label_values(&[chain.to_string().as_str(), cause]).inc();
+    }
+
+    /// Shows what the full reconciles say.
+    pub fn set_runs(&self, runs: &Runs) {
+        let asked = runs.unfinished.as_ref().map_or(0.0, |run| seconds(run.requested_at));
+        self.reconcile_unfinished.set(asked);
+        let Some(finished) = &runs.finished else { return };
+        self.reconcile_finished.set(seconds(finished.finished_at));
+        // One that another version wrote may say nothing to this one: the last figures stay.
+        let Ok(report) = Report::deserialize(&finished.report) else { return };
+        for one in report.receivers {
+            let receiver = Receiver { token: one.token, pay_to: one.pay_to };
+            let labels = receiver_labels(one.chain_id, &receiver);
+            let [chain, token, pay_to] = labels.each_ref().map(String::as_str);
+            let set = |account: &str, amount: Amount| {
+                let amount = f64::from(amount.get());
+                self.ledger.with_label_values(&[chain, token, pay_to, account]).set(amount);
+            };
+            set("chain", one.totals.chain);
+            for account in Account::ALL {
+                set(account.code(), one.totals.of(*account));
+            }
+            self.ledger_drift.with_label_values(&[chain, token, pay_to]).set(one.drift.as_f64());
+            let scanned = seconds(one.up_to.time.into());
+            self.ledger_scanned.with_label_values(&[chain, token, pay_to]).set(scanned);
+        }
+    }
+
     /// Everything in Prometheus' text format.
     pub fn render(&self) -> Result<Vec<u8>, prometheus::Error> {
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
         Ok(text)
     }
+}
+
+/// Why a page of the scan does not move it on: not enough endpoints answered, they disagree, or the last
+/// block left the chain although it was final.
+const SCAN_PROBLEMS: [&str; 3] = ["too_few", "disagreement", "rewind"];
+
+fn receiver_labels(chain: ChainId, receiver: &Receiver) -> [String; 3] {
+    [chain.to_string(), format!("{:#x}", receiver.token), format!("{:#x}", receiver.pay_to)]
 }
 
 /// What a single call can end in; a batch of reads can also end in any other

@@ -18,6 +18,7 @@ mod narrow;
 mod permit2;
 mod read;
 mod refunds;
+mod transfers;
 mod transport;
 mod wide;
 

@@ -38,6 +38,7 @@ use alloy_sol_types::{SolCall, sol};
 use super::ChainSettings;
 use super::multicall::StateCall;
 use super::read::Asked;
+pub(super) use calldata::{PermitCall, PermitCalls};
 
 /// Permit2's canonical address, the same on nearly every chain that has it.
 pub const PERMIT2: Address = address!("0x000000000022D473030F116dDEE9F6B43aC78BA3");

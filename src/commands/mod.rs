@@ -6,6 +6,7 @@ pub mod explain;
 pub mod flags;
 pub mod migrate;
 pub mod recheck;
+pub mod reconcile;
 pub mod run;
 pub mod schedule;
 

@@ -15,7 +15,7 @@ use crate::chain::Chain;
 use crate::cli::ConfigArgs;
 use crate::clock::{Clock, SystemClock};
 use crate::config::{Config, ConfigError, ConfiguredChain};
-use crate::domain::ChainId;
+use crate::domain::{ChainId, Policy, RefundPolicy};
 use crate::errors::error_chain;
 use crate::http::{Pages, serve};
 use crate::schedule::Schedule;
@@ -23,8 +23,9 @@ use crate::store::{DatabaseUrl, Store, StoreError, connect};
 use crate::telemetry::{Metrics, init_logging, rpc_observer};
 use crate::worker::tune::ChainTuning;
 use crate::worker::{
-    Checker, CheckerSettings, Discovery, Driver, Maintenance, Probes, Reconcile, RefundSettings,
-    Refunds, Sampling, Schedules, Stop, Targeted, Tuning, WatchedChain,
+    AskForRuns, Checker, CheckerSettings, Discovery, Driver, Maintenance, Probes, Reconcile,
+    ReconcileSettings, Reconciler, RefundSettings, Refunds, Sampling, Schedules, Stop, Targeted,
+    Tuning, WatchedChain,
 };
 
 /// The share of the grace period that reading may go on for; the rest is for giving leases back.
@@ -33,6 +34,8 @@ const PATIENCE_SHARE_OF_GRACE: f64 = 0.5;
 const MAINTENANCE_EVERY: Duration = Duration::from_secs(600);
 /// The period of a task that only its ticker wakes.
 const TICKED: Duration = Duration::from_secs(24 * 3_600);
+/// How often a run is looked for that somebody asked for, or left unfinished.
+const RECONCILE_POLL: Duration = Duration::from_secs(2);
 /// The waits between attempts to reach the database at the start.
 const CONNECT_RETRY: Duration = Duration::from_secs(2);
 
@@ -78,26 +81,20 @@ pub async fn run(args: &ConfigArgs) -> anyhow::Result<Ending> {
     let Some(store) = open_when_reachable(&url, &config, &stop).await? else {
         return Ok(Ending::Good);
     };
-    let mut watched = BTreeMap::new();
-    let mut tunings = BTreeMap::new();
-    let mut refunding = BTreeMap::new();
-    for configured in chains {
-        let tuning = ChainTuning { grid: configured.grid, settings: configured.fit };
-        let refunds = configured.refunds.clone();
-        let (id, chain) = watch_chain(configured, &metrics, Arc::clone(&clock))?;
-        let chain = Arc::new(chain);
-        watched.insert(id, Arc::clone(&chain));
-        tunings.insert(id, tuning);
-        refunding.insert(id, (chain, refunds));
-    }
     let schedules = Arc::new(Schedules::new(config.following()));
     // The first checks should find the schedules that are in use. If not, sampling reads them soon.
     if let Err(error) = schedules.refresh(store.as_ref()).await {
         tracing::warn!(error = error_chain(&error), "fitted schedules could not be read yet");
     }
+    let refunding: BTreeMap<ChainId, RefundPolicy> =
+        chains.iter().map(|chain| (chain.settings.chain_id, chain.refunds.clone())).collect();
+    let parts = Parts { store: &store, clock: &clock, metrics: &metrics, schedules };
+    let works = parts.assemble(&config, chains, policy)?;
+    let mut driver = Driver::new(Arc::clone(&clock), metrics.clone(), stop.clone());
+    let of_chain = |(id, policy)| Some((id, (Arc::clone(works.watched.get(&id)?), policy)));
     let refunds = Refunds {
         store: Arc::clone(&store),
-        chains: refunding,
+        chains: refunding.into_iter().filter_map(of_chain).collect(),
         clock: Arc::clone(&clock),
         metrics: metrics.clone(),
         settings: RefundSettings {
@@ -106,20 +103,9 @@ pub async fn run(args: &ConfigArgs) -> anyhow::Result<Ending> {
             batch_max: config.refunds.batch_max,
         },
     };
-    let checker = Checker::new(
-        Arc::clone(&store),
-        watched.clone(),
-        policy,
-        Arc::clone(&clock),
-        metrics.clone(),
-        CheckerSettings { lease_ttl: config.checks.lease_ttl.0 },
-    );
-    let checker = Arc::new(checker.with_schedules(Arc::clone(&schedules)));
-    let mut driver = Driver::new(Arc::clone(&clock), metrics.clone(), stop.clone());
-    start_tasks(&config, &checker, refunds, &mut driver, tick);
+    start_tasks(&config, &works, refunds, &mut driver, tick);
     if config.schedule.enabled {
-        let fitting = Fitting { store: &store, clock: &clock, metrics: &metrics, schedules };
-        fitting.start(&config, repeats, watched, tunings, &mut driver);
+        parts.start_fitting(&config, repeats, works, &mut driver);
     }
     let mut ticker = JobScheduler::new().await?;
     ticker.add(ticks).await?;
@@ -195,14 +181,15 @@ pub fn watch_chain(
     Ok((id, WatchedChain { chain, schedule, timing, policy }))
 }
 
-/// Starts every task; `tick` wakes the full reconcile.
+/// Starts every task; `tick` has a full reconcile asked for.
 fn start_tasks(
     config: &Config,
-    checker: &Arc<Checker>,
+    works: &Works,
     refunds: Refunds,
     driver: &mut Driver,
     tick: Arc<Notify>,
 ) {
+    let Works { checker, reconciler, .. } = works;
     let due = Arc::new(Notify::new());
     let every = config.discovery.every.0;
     let discovery = Discovery {
@@ -213,8 +200,13 @@ fn start_tasks(
         wakes: Arc::clone(&due),
     };
     let targeted = Targeted { checker: Arc::clone(checker), batch_max: config.checks.batch_max };
-    let reconcile =
-        Reconcile { checker: Arc::clone(checker), page_size: config.reconcile.page_size };
+    let asked = Arc::new(Notify::new());
+    let ask = AskForRuns {
+        store: Arc::clone(checker.store()),
+        clock: Arc::clone(checker.clock()),
+        wakes: Arc::clone(&asked),
+    };
+    let reconcile = Reconcile { reconciler: Arc::clone(reconciler) };
     let maintenance = Maintenance {
         store: Arc::clone(checker.store()),
         clock: Arc::clone(checker.clock()),
@@ -222,31 +214,79 @@ fn start_tasks(
     };
     driver.start(Arc::new(discovery), every, Arc::new(Notify::new()));
     driver.start(Arc::new(targeted), every, due);
-    driver.start(Arc::new(reconcile), TICKED, tick);
+    driver.start(Arc::new(ask), TICKED, tick);
+    driver.start(Arc::new(reconcile), RECONCILE_POLL, asked);
     driver.start(Arc::new(refunds), config.refunds.every.0, Arc::new(Notify::new()));
     let probes = Probes { chains: checker.chains().clone(), clock: Arc::clone(checker.clock()) };
     driver.start(Arc::new(probes), config.health.every.0, Arc::new(Notify::new()));
     driver.start(Arc::new(maintenance), MAINTENANCE_EVERY, Arc::new(Notify::new()));
 }
 
-/// What sampling and tuning share.
-struct Fitting<'a> {
-    store: &'a Arc<dyn Store>,
-    clock: &'a Arc<dyn Clock>,
-    metrics: &'a Metrics,
-    schedules: Arc<Schedules>,
+/// What does the work.
+pub(super) struct Works {
+    /// Checks payments.
+    pub(super) checker: Arc<Checker>,
+    /// Makes full reconciles.
+    pub(super) reconciler: Arc<Reconciler>,
+    watched: BTreeMap<ChainId, Arc<WatchedChain>>,
+    tunings: BTreeMap<ChainId, ChainTuning>,
 }
 
-impl Fitting<'_> {
-    /// Starts the tasks that fit the repeat schedules.
-    fn start(
-        self,
+/// What it is put together from.
+pub(super) struct Parts<'a> {
+    /// The database.
+    pub(super) store: &'a Arc<dyn Store>,
+    /// The clock.
+    pub(super) clock: &'a Arc<dyn Clock>,
+    /// The metrics.
+    pub(super) metrics: &'a Metrics,
+    /// The repeat schedules that are in use.
+    pub(super) schedules: Arc<Schedules>,
+}
+
+impl Parts<'_> {
+    /// Puts together what does the work.
+    pub(super) fn assemble(
+        &self,
         config: &Config,
-        repeats: Schedule,
-        watched: BTreeMap<ChainId, Arc<WatchedChain>>,
-        tunings: BTreeMap<ChainId, ChainTuning>,
-        driver: &mut Driver,
-    ) {
+        chains: Vec<ConfiguredChain>,
+        policy: Policy,
+    ) -> anyhow::Result<Works> {
+        let mut watched = BTreeMap::new();
+        let mut tunings = BTreeMap::new();
+        let mut receivers = BTreeMap::new();
+        for chain in chains {
+            let tuning = ChainTuning { grid: chain.grid, settings: chain.fit };
+            let of_chain = chain.receivers.clone();
+            let (id, chain) = watch_chain(chain, self.metrics, Arc::clone(self.clock))?;
+            watched.insert(id, Arc::new(chain));
+            tunings.insert(id, tuning);
+            receivers.insert(id, of_chain);
+        }
+        let lease_ttl = config.checks.lease_ttl.0;
+        let checker = Checker::new(
+            Arc::clone(self.store),
+            watched.clone(),
+            policy,
+            Arc::clone(self.clock),
+            self.metrics.clone(),
+            CheckerSettings { lease_ttl },
+        );
+        let checker = Arc::new(checker.with_schedules(Arc::clone(&self.schedules)));
+        let settings = ReconcileSettings {
+            page_size: config.reconcile.page_size,
+            window: config.reconcile.window.0,
+            // A step reads a page of payments, under their own lease, or a page of a chain.
+            lease_ttl: lease_ttl.saturating_mul(2),
+        };
+        let metrics = self.metrics.clone();
+        let reconciler = Reconciler::new(Arc::clone(&checker), receivers, metrics, settings);
+        Ok(Works { checker, reconciler: Arc::new(reconciler), watched, tunings })
+    }
+
+    /// Starts the tasks that fit the repeat schedules.
+    fn start_fitting(self, config: &Config, repeats: Schedule, works: Works, driver: &mut Driver) {
+        let Works { watched, tunings, .. } = works;
         let settings = config.tune_settings();
         let with_grid = |(id, chain): (ChainId, Arc<WatchedChain>)| {
             tunings.get(&id).map(|tuning| (id, (chain, tuning.grid)))

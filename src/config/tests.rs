@@ -41,6 +41,37 @@ fn the_sample_file_is_a_configuration() {
 }
 
 #[test]
+fn receivers_are_read_with_where_their_scan_starts() {
+    const PAID: &str = "0x00000000000000000000000000000000000c0ffe";
+    let with = |receiver: &str| {
+        format!(
+            "{GOOD}\n[[chains.receivers]]\ntoken = \"0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913\"\n\
+             pay_to = {PAID:?}\n{receiver}"
+        )
+    };
+    let start = |text: &str| {
+        let chains = parse(&with(text)).expect("parses").chains(|_| None).expect("chains");
+        chains[0].receivers[0].start
+    };
+    let week = Duration::from_secs(7 * 24 * 3_600);
+    assert_eq!(start(""), ScanStart::Lookback(week));
+    assert_eq!(start("lookback = \"1h\""), ScanStart::Lookback(Duration::from_secs(3_600)));
+    assert_eq!(start("first_block = 1"), ScanStart::Block(1));
+    for (text, words) in [
+        (with("first_block = 1\nlookback = \"1h\""), "not both"),
+        (with("first_block = 0"), "first_block must be at least 1"),
+        (with("until = 9"), "unknown field `until`"),
+        (with("").replace(PAID, "0x0c0ffe"), "line "),
+        (with("").replace(&format!("pay_to = {PAID:?}"), ""), "missing field `pay_to`"),
+        (with(&with("")[GOOD.len()..]), "is listed twice"),
+        (format!("{GOOD}\n[reconcile]\nwindow = \"1m\""), "reconcile.window must be at least"),
+    ] {
+        let error = refused(&text);
+        assert!(error.contains(words), "{words:?} is in {error:?}");
+    }
+}
+
+#[test]
 fn the_sample_file_shows_the_defaults() {
     let sample = parse(SAMPLE).expect("the sample parses");
     let bare = parse(GOOD).expect("parses");

@@ -50,6 +50,11 @@ column_code! {
         UnmatchedTransfer = "unmatched_transfer",
         /// A refund's nonce was used for something else than that refund.
         RefundMismatch = "refund_mismatch",
+        /// Money moved for an order that is over, the gateway settled it itself, and nothing says whether it
+        /// went back.
+        SettledOrderOver = "settled_order_over",
+        /// A block that was final is not canonical any more.
+        FinalizedReorg = "finalized_reorg",
     }
 }
 
@@ -65,6 +70,8 @@ impl FlagKind {
             Self::InconclusiveAtDeadline => Some("the chain gave a conclusive answer"),
             Self::OrderUnreadable => Some("the order can be read"),
             Self::SettledWithoutTransfer => Some("its transfer was seen"),
+            Self::SettledOrderOver => Some("it pays its order, or its refund is recorded"),
+            Self::UnmatchedTransfer => Some("a payment claims it"),
             Self::PaidByUnknown => Some("the order no longer says paid without saying by what"),
             Self::RefundContradicted => {
                 Some("the refund was called off, or the order is no longer paid by it")
@@ -76,8 +83,8 @@ impl FlagKind {
             Self::NonceUsedElsewhere
             | Self::AuthorizationReused
             | Self::StockMissing
-            | Self::UnmatchedTransfer
-            | Self::RefundMismatch => None,
+            | Self::RefundMismatch
+            | Self::FinalizedReorg => None,
         }
     }
 }
@@ -209,6 +216,7 @@ impl After<'_> {
             FlagKind::InconclusiveAtDeadline => over || unread.is_none() && !self.is_open(),
             FlagKind::OrderUnreadable => self.situation.order.is_some(),
             FlagKind::SettledWithoutTransfer => self.finality().is_some(),
+            FlagKind::SettledOrderOver => self.refund().is_some(),
             FlagKind::PaidByUnknown => self
                 .order()
                 .is_some_and(|(status, paid_by)| status != OrderStatus::Paid || paid_by.is_some()),
@@ -235,7 +243,8 @@ impl After<'_> {
             | FlagKind::AuthorizationReused
             | FlagKind::StockMissing
             | FlagKind::UnmatchedTransfer
-            | FlagKind::RefundMismatch => false,
+            | FlagKind::RefundMismatch
+            | FlagKind::FinalizedReorg => false,
         }
     }
 

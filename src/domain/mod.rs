@@ -5,6 +5,7 @@
 //! can be tested, replayed and argued about without a database or a chain.
 
 mod agreement;
+mod conservation;
 mod decision;
 mod evidence;
 mod flag;
@@ -16,6 +17,7 @@ mod policy;
 mod refund;
 mod refund_search;
 mod resolution;
+mod scan;
 #[cfg(test)]
 mod tests;
 mod time;
@@ -23,6 +25,10 @@ mod verdict;
 mod watch;
 
 pub use agreement::disagreements;
+pub use conservation::{
+    Account, Drift, FlagState, KnownTransfer, LedgerFlag, LedgerKey, LedgerPage, MootFlag,
+    PageAccount, Receiver, Scanned, Totals, Unaccounted, Unbacked, log_subject,
+};
 pub use decision::resolve;
 pub use evidence::{
     BlockRef, Consumption, ConsumptionKind, EndpointName, Evidence, LogRef, NonceState,
@@ -46,6 +52,7 @@ pub use resolution::{
     Event, EventKind, OrderChange, Outcome, RefundChange, Resolution, Situation, StockChange,
     TransferChange, WatchChange,
 };
+pub use scan::{Agreement, Answers, Cursor, ScanAnswer, ScanHead, ScannedTransfer, agreement};
 pub use time::{BlockTime, Timestamp};
 pub use verdict::{Finality, Inconclusive, Settlement, Transfer, Unsettleable, Verdict, judge};
 pub use watch::{DueTimes, Judged, NextCheck, Phase, Watch};

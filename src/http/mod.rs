@@ -48,8 +48,16 @@ impl Pages {
     async fn refresh_figures(&self) {
         let _one_at_a_time = self.scraping.lock().await;
         let Some(working) = self.working.get() else { return self.metrics.set_figures(None) };
-        match working.store.figures(self.clock.now()).await {
-            Ok(figures) => self.metrics.set_figures(Some(&figures)),
+        let store = &working.store;
+        let figures = match store.figures(self.clock.now()).await {
+            Ok(figures) => store.runs().await.map(|runs| (figures, runs)),
+            Err(error) => Err(error),
+        };
+        match figures {
+            Ok((figures, runs)) => {
+                self.metrics.set_figures(Some(&figures));
+                self.metrics.set_runs(&runs);
+            }
             Err(error) => {
                 tracing::warn!(error = error_chain(&error), "figures could not be read");
                 self.metrics.set_figures(None);

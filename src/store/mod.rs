@@ -16,6 +16,7 @@ use crate::domain::{
 pub(crate) mod contract;
 pub mod error;
 pub mod flags;
+pub mod ledger;
 pub mod postgres;
 pub mod refunds;
 mod row;
@@ -26,6 +27,9 @@ mod url;
 
 pub use error::StoreError;
 pub use flags::{CloseOutcome, FlagFilter, FlagStore};
+pub use ledger::{
+    FinishedRun, Ingested, LedgerStore, Run, Runs, ScanPage, SettledKey, UnprovenPage,
+};
 pub use refunds::{RefundStore, SearchDue};
 pub use schedules::ScheduleStore;
 pub use url::{DatabaseUrl, connect};
@@ -160,7 +164,9 @@ pub struct StoryCheck {
 
 /// What the daemon asks of a database. One conformance suite holds for every implementation.
 #[async_trait]
-pub trait Store: FlagStore + RefundStore + ScheduleStore + Send + Sync + 'static {
+pub trait Store:
+    FlagStore + LedgerStore + RefundStore + ScheduleStore + Send + Sync + 'static
+{
     /// Creates or upgrades our own tables, and the gateway's where they are absent.
     async fn migrate(&self) -> Result<(), StoreError>;
 
@@ -234,7 +240,7 @@ pub trait Store: FlagStore + RefundStore + ScheduleStore + Send + Sync + 'static
     /// Figures for metrics, as of `now`.
     async fn figures(&self, now: Timestamp) -> Result<Figures, StoreError>;
 
-    /// Deletes at most `limit` checks made before `before`, and as many events acknowledged before it.
-    /// Returns the larger number. Resolutions, refunds and flags are kept for good.
+    /// Deletes at most `limit` checks made before `before`, as many events acknowledged before it, and as
+    /// many full reconciles that ended before it, the newest never. Returns the largest number. Resolutions, refunds and flags are kept for good.
     async fn prune(&self, before: Timestamp, limit: u32) -> Result<u64, StoreError>;
 }

@@ -21,6 +21,7 @@ use crate::domain::{Judged, PaymentId, Policy, Timestamp};
 
 mod apply;
 mod flags;
+mod ledger;
 mod locked;
 mod read;
 mod record;
@@ -47,6 +48,9 @@ const SESSION: [(&str, &str); 7] = [
     ("tcp_keepalives_interval", "10"),
     ("tcp_keepalives_count", "6"),
 ];
+
+/// Several reads that fit together.
+const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
 /// A PostgreSQL database.
 pub struct PostgresStore {

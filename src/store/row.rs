@@ -5,13 +5,15 @@
 
 use std::str::FromStr;
 
+use alloy_primitives::Address;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::domain::{
-    BlockRef, BlockTime, ChainId, ConsumptionKind, Finality, Judged, MalformedPayment, NonceState,
-    Order, OrderId, OrderKind, OrderStatus, PaymentId, Reading, RecordedTransfer, Reservation,
-    ReservationStatus, Settlement, Sku, Timestamp, Transfer, Watch, disagreements,
+    Account, Amount, BlockRef, BlockTime, ChainId, ConsumptionKind, Cursor, Finality, Judged,
+    MalformedPayment, NonceState, Order, OrderId, OrderKind, OrderStatus, PaymentId, Reading,
+    Receiver, RecordedTransfer, Reservation, ReservationStatus, Settlement, Sku, Timestamp,
+    Transfer, Unbacked, Watch, disagreements,
 };
 use crate::errors::error_chain;
 
@@ -19,6 +21,9 @@ use super::StoreError;
 
 /// How much a check's row may say.
 const DETAIL_CHARS_MAX: usize = 1_000;
+
+/// What a flag about a log says when that log is on the chain no more.
+pub(super) const LEFT_THE_CHAIN: &str = "the transfer left the chain in a reorg";
 
 /// An order's row as text; times are Unix milliseconds.
 #[derive(Debug, Default)]
@@ -125,6 +130,36 @@ impl RawTransfer {
     }
 }
 
+/// A row of `cursors`.
+#[derive(Debug)]
+pub(super) struct RawCursor {
+    pub(super) token: String,
+    pub(super) pay_to: String,
+    pub(super) first_block: i64,
+    pub(super) block_number: i64,
+    pub(super) block_hash: String,
+    /// Unix seconds.
+    pub(super) block_time: i64,
+}
+
+impl RawCursor {
+    pub(super) fn parse(self) -> Result<Cursor, StoreError> {
+        const TABLE: &str = "cursors";
+        Ok(Cursor {
+            receiver: Receiver {
+                token: parsed(TABLE, "token", &self.token)?,
+                pay_to: parsed(TABLE, "pay_to", &self.pay_to)?,
+            },
+            first_block: unsigned(TABLE, "first_block", self.first_block)?,
+            block: BlockRef {
+                number: unsigned(TABLE, "block_number", self.block_number)?,
+                hash: parsed(TABLE, "block_hash", &self.block_hash)?,
+                time: BlockTime::from_secs(unsigned(TABLE, "block_time", self.block_time)?),
+            },
+        })
+    }
+}
+
 /// One of our own columns that holds a code.
 pub(super) fn coded<T>(
     table: &'static str,
@@ -152,7 +187,7 @@ pub(super) fn unsigned<T: TryFrom<i64>>(
     })
 }
 
-fn parsed<T: FromStr>(
+pub(super) fn parsed<T: FromStr>(
     table: &'static str,
     column: &'static str,
     text: &str,
@@ -172,6 +207,19 @@ pub(super) fn sound_watch(payment_id: &str, watch: Result<Watch, StoreError>) ->
             );
         })
         .ok()
+}
+
+/// A flag about a log that is not known; `None` when it does not say whose money it is about.
+pub(super) fn unbacked_flag(subject: String, detail: &str) -> Option<Unbacked> {
+    #[derive(serde::Deserialize)]
+    struct Detail {
+        token: Address,
+        pay_to: Address,
+        amount: Amount,
+    }
+    let Detail { token, pay_to, amount } = serde_json::from_str(detail).ok()?;
+    let receiver = Receiver { token, pay_to };
+    Some(Unbacked { receiver, account: Account::Flagged, amount, subject })
 }
 
 /// What is wrong with a payment whose row is gone.

@@ -22,6 +22,7 @@ use crate::domain::{Judged, PaymentId, Policy, Timestamp};
 
 mod apply;
 mod flags;
+mod ledger;
 mod load;
 mod read;
 mod refunds;

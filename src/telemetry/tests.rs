@@ -10,6 +10,8 @@ fn series() -> BTreeSet<String> {
     metrics.configured(ChainId::new(1), &EndpointName::new("one"), &["eth_call"]);
     metrics.compared(ChainId::new(1), &EndpointName::new("one"), &EndpointName::new("two"));
     metrics.expect_task("one");
+    let receiver = Receiver { token: Default::default(), pay_to: Default::default() };
+    metrics.expect_receiver(ChainId::new(1), &receiver);
     let text = String::from_utf8(metrics.render().expect("renders")).expect("is text");
     let samples = text.lines().filter(|line| !line.starts_with('#'));
     samples.map(|line| line.split(['{', ' ']).next().unwrap_or_default().to_owned()).collect()

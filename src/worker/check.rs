@@ -137,6 +137,11 @@ impl Checker {
         &self.chains
     }
 
+    /// A configured chain.
+    pub fn chain(&self, id: ChainId) -> Option<&Arc<WatchedChain>> {
+        self.chains.get(&id)
+    }
+
     /// The clock.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock

@@ -9,6 +9,7 @@
 mod chain_reader;
 mod costs;
 mod faulty_endpoints;
+mod ledger_cost;
 mod process;
 mod sampling;
 mod sim_node;

@@ -8,6 +8,7 @@ mod bad_input;
 mod fates;
 mod key_free;
 mod kills;
+mod ledger;
 mod pages;
 mod permits;
 mod refunds;

@@ -37,6 +37,7 @@ mod failing;
 mod flags;
 mod harness;
 mod leases;
+mod ledger;
 mod postgres_only;
 mod reading;
 mod refunds;

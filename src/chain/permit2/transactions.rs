@@ -109,7 +109,7 @@ impl Endpoint {
     }
 
     /// Which permits each log's transaction was asked to settle.
-    pub(super) async fn permit_calls_of(
+    pub(in crate::chain) async fn permit_calls_of(
         &self,
         settings: &Permit2Settings,
         logs: &[&TokenLog],

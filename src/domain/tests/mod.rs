@@ -3,6 +3,7 @@
 
 mod support;
 
+mod conservation;
 mod flags;
 mod histories;
 mod judge;

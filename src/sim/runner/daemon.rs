@@ -1,23 +1,24 @@
 //! The daemon of a story: the real worker, built as `run` builds it, and called when its tasks would be.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
 use super::refunds::SEARCH_EVERY;
-use super::{Audience, Runner, STORY_CHAIN, Told};
+use super::{Audience, Runner, STORY_CHAIN, STORY_PAY_TO, STORY_TOKEN, Told};
 use crate::chain::{Chain, ChainSettings, EndpointSettings, MULTICALL3, Permit2Settings};
 use crate::clock::{Clock, ManualClock};
-use crate::domain::{Outcome, PaidAfter, PaymentId, Policy, RefundPolicy};
+use crate::domain::{Outcome, PaidAfter, Policy, Receiver, RefundPolicy};
 use crate::schedule::{Pacing, Schedule, Timing};
 use crate::sim::SimServer;
 use crate::sim::scenario::{KillPoint, Scenario};
 use crate::store::{Applied, Store};
 use crate::telemetry::{Metrics, rpc_observer};
 use crate::worker::{
-    Checker, CheckerSettings, Discovery, Leased, RefundSettings, Refunds, WatchedChain,
+    Checker, CheckerSettings, Discovery, Leased, ReconcileSettings, Reconciler, RefundSettings,
+    Refunds, RunAudience, ScanStart, WatchedChain, WatchedReceiver,
 };
 
 /// As in the daemon's configuration.
@@ -28,6 +29,8 @@ const LOG_LOOKBACK: Duration = Duration::from_secs(3_600);
 const BATCH_MAX: u32 = 500;
 const PAGE_SIZE: u32 = 2_000;
 const OWED_SEARCH_EVERY: Duration = Duration::from_secs(3_600);
+/// As far back as the daemon looks.
+const LOOKBACK: Duration = Duration::from_secs(7 * 24 * 3_600);
 const FINALITY_RETRY: Duration = Duration::from_secs(60);
 /// Beyond the story's own `finalized_lag`.
 const FINALITY_SLACK: Duration = Duration::from_secs(60);
@@ -39,6 +42,18 @@ pub(super) struct Daemon {
     pub(super) checker: Arc<Checker>,
     pub(super) discovery: Discovery,
     pub(super) refunds: Refunds,
+    pub(super) reconciler: Reconciler,
+}
+
+/// What a full reconcile resolved.
+#[derive(Default)]
+struct Heard(Mutex<Vec<Applied>>);
+
+impl RunAudience for Heard {
+    fn resolved(&self, applied: &[Applied]) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.extend_from_slice(applied);
+    }
 }
 
 impl Runner {
@@ -68,14 +83,12 @@ impl Runner {
         now: Duration,
         audience: &mut dyn Audience,
     ) -> anyhow::Result<()> {
-        let mut after: Option<PaymentId> = None;
-        loop {
-            let leased = self.daemon.checker.lease_page(after.as_ref(), PAGE_SIZE).await?;
-            let Some(last) = leased.followed().last() else { return Ok(()) };
-            after = Some(last.watch.payment_id.clone());
-            let applied = self.daemon.checker.finish(leased, &self.stop).await?;
-            self.tell(now, applied, audience).await;
-        }
+        self.store.request_run(self.clock.now()).await?;
+        let heard = Heard::default();
+        self.daemon.reconciler.run_pending(&heard, &self.stop).await?;
+        let applied = heard.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        self.tell(now, applied, audience).await;
+        Ok(())
     }
 
     /// Whatever the process held in memory is gone; what it leased stays leased.
@@ -180,8 +193,19 @@ pub(super) fn start_daemon(
         BTreeMap::from([(STORY_CHAIN, watched)]),
         policy,
         Arc::clone(&clock),
-        metrics,
+        metrics.clone(),
         CheckerSettings { lease_ttl: LEASE_TTL },
+    );
+    let checker = Arc::new(checker);
+    let receiver = WatchedReceiver {
+        receiver: Receiver { token: STORY_TOKEN, pay_to: STORY_PAY_TO },
+        start: ScanStart::Lookback(LOOKBACK),
+    };
+    let reconciler = Reconciler::new(
+        Arc::clone(&checker),
+        BTreeMap::from([(STORY_CHAIN, vec![receiver])]),
+        metrics,
+        ReconcileSettings { page_size: PAGE_SIZE, window: LOOKBACK, lease_ttl: 2 * LEASE_TTL },
     );
     let discovery = Discovery {
         store: Arc::clone(store),
@@ -190,5 +214,5 @@ pub(super) fn start_daemon(
         batch_max: 1_000,
         wakes: Arc::new(Notify::new()),
     };
-    Ok(Daemon { checker: Arc::new(checker), discovery, refunds })
+    Ok(Daemon { checker, discovery, refunds, reconciler })
 }

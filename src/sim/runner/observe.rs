@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use alloy_primitives::U256;
+use serde::Deserialize;
 
 use super::{Runner, STORY_PAY_TO};
-use crate::domain::{Amount, RefundReason, RefundStatus};
+use crate::domain::{Amount, Drift, FlagKind, RefundReason, RefundStatus};
 use crate::sim::expectation::{Observed, Refund};
+use crate::worker::Report;
 
 impl Runner {
     pub(super) async fn observe(&self) -> anyhow::Result<Observed> {
@@ -16,7 +17,7 @@ impl Runner {
         let stock = self.gateway.stock().await?;
         let flags = self.gateway.open_flags().await?;
         Ok(Observed {
-            drift: Some(self.drift(&orders, &payments, &refunds).await?),
+            drift: Some(self.both_drifts(&orders, &payments, &refunds).await?),
             paid_by: orders
                 .iter()
                 .filter_map(|(order, (_, paid_by))| Some((order.clone(), paid_by.clone()?)))
@@ -59,6 +60,41 @@ impl Runner {
             .collect()
     }
 
+    /// The drift that the last full reconcile found, unless it is not what the chain's own record says.
+    async fn both_drifts(
+        &self,
+        orders: &BTreeMap<String, (String, Option<String>)>,
+        payments: &BTreeMap<String, String>,
+        refunds: &[Refund],
+    ) -> anyhow::Result<String> {
+        let flagged = self.flagged().await?;
+        let record = self.drift(orders, payments, refunds, flagged).await?;
+        let Some(run) = self.store.runs().await?.finished else { return Ok(record) };
+        let report = Report::deserialize(&run.report)?;
+        let drifts: Vec<String> = report.receivers.iter().map(|r| r.drift.to_string()).collect();
+        let reported = drifts.join("+");
+        if drifts.is_empty() || reported == record {
+            return Ok(record);
+        }
+        Ok(format!("{reported} as reported, {record} by the chain's own record"))
+    }
+
+    /// What a person was asked about, instead of paying an order or being owed back.
+    async fn flagged(&self) -> anyhow::Result<Amount> {
+        let sql = "SELECT CAST(detail AS TEXT) FROM {flags} \
+                   WHERE kind IN (?, ?) AND (closed_at IS NULL OR closed_by <> 'reconciled')";
+        let kinds = [FlagKind::UnmatchedTransfer, FlagKind::SettledOrderOver];
+        let mut sum = Amount::ZERO;
+        for row in self.gateway.rows(sql, &kinds.map(|kind| Some(kind.code())), 1).await? {
+            let detail: serde_json::Value =
+                serde_json::from_str(row[0].as_deref().unwrap_or_default())?;
+            let amount = detail["amount"].as_str().or(detail["transfer"]["value"].as_str());
+            let amount = amount.unwrap_or_default().parse::<Amount>();
+            sum = sum.saturating_add(amount.map_err(|e| anyhow::anyhow!("{detail}: {e}"))?);
+        }
+        Ok(sum)
+    }
+
     /// What reached `pay_to` on the simulated chain less what the database accounts for: paid, owed back
     /// or flagged (I4). The chain's side is the chain's own record, not what the daemon saw of it.
     async fn drift(
@@ -66,6 +102,7 @@ impl Runner {
         orders: &BTreeMap<String, (String, Option<String>)>,
         payments: &BTreeMap<String, String>,
         refunds: &[Refund],
+        flagged: Amount,
     ) -> anyhow::Result<String> {
         let on_chain = self.server.chain().lock().received(STORY_PAY_TO);
         let mut moved: BTreeMap<String, Amount> = BTreeMap::new();
@@ -73,7 +110,7 @@ impl Runner {
             let amount = row.amount.parse().map_err(|_| anyhow::anyhow!("no amount: {row:?}"))?;
             moved.extend(row.payment_id.map(|payment| (payment, amount)));
         }
-        let mut accounted = Amount::ZERO;
+        let mut accounted = flagged;
         for (status, paid_by) in orders.values() {
             let pays = matches!(status.as_str(), "paid" | "undelivered");
             let Some(payer) = paid_by.as_ref().filter(|_| pays) else { continue };
@@ -89,7 +126,6 @@ impl Runner {
         for refund in refunds.iter().filter(|refund| refund.status != RefundStatus::Void) {
             accounted = accounted.saturating_add(refund.amount);
         }
-        let (chain, books): (U256, U256) = (on_chain.get(), accounted.get());
-        Ok(if chain >= books { (chain - books).to_string() } else { format!("-{}", books - chain) })
+        Ok(Drift::between(on_chain, accounted).to_string())
     }
 }

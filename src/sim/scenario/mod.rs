@@ -289,21 +289,11 @@ impl Scenario {
     /// Why this version cannot run the story, if it cannot.
     pub fn unsupported(&self) -> Option<&'static str> {
         let rows = || self.payments.values().chain(self.later_rows().map(|(_, _, row)| row));
-        let expects_flag = |kind: &str| {
-            let mut flags = self.expects.iter().flat_map(|expect| expect.flags.iter().flatten());
-            flags.any(|flag| flag.split(':').next() == Some(kind))
-        };
         if self.chain.rail == Rail::Mpp || rows().any(|row| row.method == Some(Method::Tempo)) {
             return Some("MPP on Tempo is not read yet");
         }
         if self.events.iter().any(|event| matches!(event.act, Act::Chain(ChainAct::Park { .. }))) {
             return Some("receive policies are Tempo's");
-        }
-        if expects_flag("unmatched_transfer") {
-            return Some("chain to ledger is not reconciled yet");
-        }
-        if expects_flag("settled_without_transfer") {
-            return Some("ledger to chain is not reconciled yet");
         }
         None
     }

@@ -36,10 +36,10 @@ fn every_seeded_case_parses() {
 fn what_this_version_cannot_run_says_why() {
     for (file, reason) in [
         ("tempo_parked.toml", Some("MPP on Tempo is not read yet")),
-        ("money_without_a_row.toml", Some("chain to ledger is not reconciled yet")),
-        ("settled_without_transfer.toml", Some("ledger to chain is not reconciled yet")),
         ("refund_closed_by_the_chain.toml", None),
         ("timeout_then_lands.toml", None),
+        ("money_without_a_row.toml", None),
+        ("settled_without_transfer.toml", None),
         ("rpc_down_past_the_deadline.toml", None),
         ("one_authorization_two_orders.toml", None),
     ] {

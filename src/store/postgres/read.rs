@@ -6,17 +6,14 @@ use sqlx::query::QueryScalar;
 use sqlx::types::time::OffsetDateTime;
 use sqlx::{PgConnection, PgPool, Postgres};
 
-use super::finish;
 use super::rows::{WatchRow, datetime};
+use super::{SNAPSHOT, finish};
 use crate::domain::{FlagKind, PaymentId, Phase, RefundReason, RefundStatus, Timestamp, Watch};
 use crate::store::row::{coded, unsigned};
 use crate::store::{Figures, OptionalTables, STORY_CHECKS_MAX, StoreError, Story, StoryCheck};
 
 const STORY: &str = "to read what is known about a payment";
 const FIGURES: &str = "to count for metrics";
-
-/// Several reads that fit together.
-const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
 /// The payments of an order: see [`crate::store::Store::payments_of_order`].
 pub(super) async fn payments_of_order(
@@ -262,7 +259,7 @@ fn count(n: i64) -> u64 {
     u64::try_from(n).unwrap_or(0)
 }
 
-/// Deletes old checks and acknowledged events: see [`crate::store::Store::prune`].
+/// Deletes old checks, acknowledged events and old runs: see [`crate::store::Store::prune`].
 pub(super) async fn prune(pool: &PgPool, before: Timestamp, limit: u32) -> Result<u64, StoreError> {
     let (before, limit) = (datetime(before), i64::from(limit));
     let checks = sqlx::query!(
@@ -289,5 +286,22 @@ pub(super) async fn prune(pool: &PgPool, before: Timestamp, limit: u32) -> Resul
     .execute(pool)
     .await
     .map_err(|source| StoreError::from_sqlx("to prune events", source))?;
-    Ok(checks.rows_affected().max(events.rows_affected()))
+    // The newest says what the books are like, however long ago that was.
+    let runs = sqlx::query!(
+        "DELETE FROM reconciled.reconcile_runs
+          WHERE id IN (
+              SELECT id FROM reconciled.reconcile_runs
+               WHERE finished_at < $1
+                 AND id < (SELECT max(id) FROM reconciled.reconcile_runs
+                            WHERE finished_at IS NOT NULL)
+               ORDER BY finished_at LIMIT $2
+                 FOR UPDATE SKIP LOCKED)",
+        before,
+        limit,
+    )
+    .execute(pool)
+    .await
+    .map_err(|source| StoreError::from_sqlx("to prune full reconciles", source))?;
+    let deleted = [checks.rows_affected(), events.rows_affected(), runs.rows_affected()];
+    Ok(deleted.into_iter().max().unwrap_or(0))
 }

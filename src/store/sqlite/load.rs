@@ -7,8 +7,8 @@ use sqlx::{Row, SqliteConnection};
 
 use super::{failed, id_list};
 use crate::domain::{
-    Identifier, IdentifierStatus, Judged, Ledger, OrderId, PaymentId, PaymentStatus, RawPayment,
-    RefundStatus, Sibling, Sku, Verdict,
+    Identifier, IdentifierStatus, Judged, Ledger, Order, OrderId, PaymentId, PaymentStatus,
+    RawPayment, RefundStatus, Sibling, Sku, Verdict,
 };
 use crate::store::row::{RawOrder, RawReservation, RawTransfer, coded, payment_is_gone};
 use crate::store::{OptionalTables, StoreError};
@@ -52,6 +52,14 @@ pub(super) async fn raw_payments(
     ids: &str,
 ) -> Result<Vec<RawPayment>, StoreError> {
     payments_by(conn, PAYMENTS_BY_ID, ids).await
+}
+
+/// The same for those with one of these nonces.
+pub(super) async fn raw_payments_by_nonce(
+    conn: &mut SqliteConnection,
+    nonces: &str,
+) -> Result<Vec<RawPayment>, StoreError> {
+    payments_by(conn, PAYMENTS_BY_NONCE, nonces).await
 }
 
 async fn payments_by(
@@ -144,7 +152,7 @@ async fn payments(
 async fn claimants(conn: &mut SqliteConnection, ledger: &mut Ledger) -> Result<(), StoreError> {
     let nonces: Vec<String> = ledger.payments.values().map(|p| p.nonce.to_string()).collect();
     let list = id_list(nonces.iter().map(String::as_str));
-    for raw in payments_by(conn, PAYMENTS_BY_NONCE, &list).await? {
+    for raw in raw_payments_by_nonce(conn, &list).await? {
         if let Ok(payment) = raw.parse()
             && ledger.payments.values().any(|p| p.same_authorization(&payment))
         {
@@ -154,15 +162,16 @@ async fn claimants(conn: &mut SqliteConnection, ledger: &mut Ledger) -> Result<(
     Ok(())
 }
 
-async fn orders_and_siblings(
+/// The orders that can be read; one that makes no sense is left out.
+pub(super) async fn readable_orders(
     conn: &mut SqliteConnection,
-    ledger: &mut Ledger,
     order_ids: &str,
-) -> Result<(), StoreError> {
+) -> Result<Vec<Order>, StoreError> {
     let statement = "
         SELECT CAST(id AS BLOB), CAST(kind AS BLOB), CAST(status AS BLOB), CAST(paid_by AS BLOB),
             CAST(delivered_at AS BLOB)
         FROM orders WHERE id IN (SELECT value FROM json_each(?))";
+    let mut orders = Vec::new();
     for row in rows(conn, statement, order_ids).await? {
         let raw = RawOrder {
             id: id(&row, 0)?,
@@ -171,10 +180,18 @@ async fn orders_and_siblings(
             paid_by: text(&row, 3)?,
             delivered_at: text(&row, 4)?,
         };
-        if let Some(order) = raw.parse() {
-            ledger.orders.insert(order.id.clone(), order);
-        }
+        orders.extend(raw.parse());
     }
+    Ok(orders)
+}
+
+async fn orders_and_siblings(
+    conn: &mut SqliteConnection,
+    ledger: &mut Ledger,
+    order_ids: &str,
+) -> Result<(), StoreError> {
+    let orders = readable_orders(conn, order_ids).await?;
+    ledger.orders.extend(orders.into_iter().map(|order| (order.id.clone(), order)));
     let statement = "
         SELECT CAST(id AS BLOB), CAST(order_id AS BLOB), CAST(status AS BLOB)
         FROM payments WHERE order_id IN (SELECT value FROM json_each(?))";

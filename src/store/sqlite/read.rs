@@ -232,7 +232,7 @@ pub(super) async fn prune(
     before: Timestamp,
     limit: u32,
 ) -> Result<u64, StoreError> {
-    const OPERATION: &str = "to prune checks and events";
+    const OPERATION: &str = "to prune checks, events and runs";
     const CHECKS: &str = "
         DELETE FROM reconciled_checks WHERE id IN (
             SELECT id FROM reconciled_checks WHERE checked_at < ? ORDER BY checked_at LIMIT ?)";
@@ -240,10 +240,18 @@ pub(super) async fn prune(
         DELETE FROM reconciled_events WHERE id IN (
             SELECT id FROM reconciled_events WHERE acknowledged_at < ?
             ORDER BY acknowledged_at LIMIT ?)";
+    // The newest says what the books are like, however long ago that was.
+    const RUNS: &str = "
+        DELETE FROM reconciled_reconcile_runs WHERE id IN (
+            SELECT id FROM reconciled_reconcile_runs
+            WHERE finished_at < ?
+              AND id < (SELECT max(id) FROM reconciled_reconcile_runs
+                        WHERE finished_at IS NOT NULL)
+            ORDER BY finished_at LIMIT ?)";
     let mut tx = store.begin(OPERATION).await?;
     let result = async {
         let mut most = 0;
-        for statement in [CHECKS, EVENTS] {
+        for statement in [CHECKS, EVENTS, RUNS] {
             let query = sqlx::query(statement).bind(before.as_millis()).bind(limit);
             let done = query.execute(&mut *tx).await.map_err(failed(OPERATION))?;
             most = most.max(done.rows_affected());

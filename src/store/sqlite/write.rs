@@ -262,7 +262,7 @@ async fn transfer(
     exactly_one(RECORD, usize::try_from(changed).unwrap_or(usize::MAX))
 }
 
-fn lower_hex(address: &alloy_primitives::Address) -> String {
+pub(super) fn lower_hex(address: &alloy_primitives::Address) -> String {
     format!("{address:#x}")
 }
 

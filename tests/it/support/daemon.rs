@@ -116,6 +116,16 @@ impl Settings {
         self
     }
 
+    /// Adds a receiver to the last chain, scanned from its first block on.
+    pub(crate) fn receiver(mut self, token: &str, pay_to: &str) -> Self {
+        write!(
+            self.chains,
+            "[[chains.receivers]]\ntoken = {token:?}\npay_to = {pay_to:?}\nfirst_block = 1\n"
+        )
+        .unwrap();
+        self
+    }
+
     /// Sets an environment variable of the process.
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.to_owned(), value.to_owned()));

@@ -12,9 +12,12 @@ use reconciled::commands::run::watch_chain;
 use reconciled::config::Config;
 use reconciled::domain::Timestamp;
 use reconciled::sim::gateway::GatewayDb;
-use reconciled::store::{DatabaseUrl, connect};
+use reconciled::store::{DatabaseUrl, Store, connect};
 use reconciled::telemetry::Metrics;
-use reconciled::worker::{Checker, CheckerSettings, Discovery, Reconcile, Stop, Stopper, Targeted};
+use reconciled::worker::{
+    Checker, CheckerSettings, Discovery, ReconcileSettings, Reconciler, RunEnd, Stop, Stopper,
+    Targeted, Unheard,
+};
 use tokio::sync::Notify;
 
 use super::postgres::TestDatabase;
@@ -53,7 +56,8 @@ pub(crate) struct Worker {
     pub(crate) gateway: GatewayDb,
     discovery: Discovery,
     targeted: Targeted,
-    reconcile: Reconcile,
+    reconciler: Reconciler,
+    store: Arc<dyn Store>,
     stop: Stop,
     _stopper: Stopper,
     _home: Home,
@@ -66,13 +70,14 @@ impl Worker {
         config.validate_limits().unwrap();
         let metrics = Metrics::new().unwrap();
         let clock = Arc::new(ManualClock::new(now));
-        let watched: BTreeMap<_, _> = config
-            .chains(|_| None)
-            .unwrap()
-            .into_iter()
-            .map(|chain| watch_chain(chain, &metrics, Arc::<ManualClock>::clone(&clock)).unwrap())
-            .map(|(id, chain)| (id, Arc::new(chain)))
-            .collect();
+        let (mut watched, mut receivers) = (BTreeMap::new(), BTreeMap::new());
+        for chain in config.chains(|_| None).unwrap() {
+            let of_chain = chain.receivers.clone();
+            let shared = Arc::<ManualClock>::clone(&clock);
+            let (id, chain) = watch_chain(chain, &metrics, shared).unwrap();
+            watched.insert(id, Arc::new(chain));
+            receivers.insert(id, of_chain);
+        }
         let store = connect(&home.url(), 4).await.unwrap();
         store.migrate().await.unwrap();
         store.verify_schema().await.unwrap();
@@ -82,7 +87,7 @@ impl Worker {
             watched,
             config.policy().unwrap(),
             Arc::<ManualClock>::clone(&clock),
-            metrics,
+            metrics.clone(),
             CheckerSettings { lease_ttl: config.checks.lease_ttl.0 },
         ));
         let discovery = Discovery {
@@ -94,14 +99,20 @@ impl Worker {
         };
         let batch_max = config.checks.batch_max;
         let targeted = Targeted { checker: Arc::clone(&checker), batch_max };
-        let reconcile = Reconcile { checker, page_size: config.reconcile.page_size };
+        let settings = ReconcileSettings {
+            page_size: config.reconcile.page_size,
+            window: config.reconcile.window.0,
+            lease_ttl: config.checks.lease_ttl.0,
+        };
+        let reconciler = Reconciler::new(checker, receivers, metrics, settings);
         let (stopper, stop) = Stop::new(Duration::ZERO);
         Self {
             clock,
             gateway,
             discovery,
             targeted,
-            reconcile,
+            reconciler,
+            store,
             stop,
             _stopper: stopper,
             _home: home,
@@ -118,9 +129,13 @@ impl Worker {
         self.targeted.check_all_due(&self.stop).await.unwrap()
     }
 
-    /// Checks everything that is open. Returns how many.
-    pub(crate) async fn reconcile(&self) -> usize {
+    /// Makes a full reconcile. Returns how many open payments it read.
+    pub(crate) async fn reconcile(&self) -> u64 {
         self.discovery.discover(&self.stop).await.unwrap();
-        self.reconcile.reconcile(&self.stop).await.unwrap()
+        self.store.request_run(self.clock.now()).await.unwrap();
+        match self.reconciler.run_pending(&Unheard, &self.stop).await.unwrap() {
+            RunEnd::Finished(report) => report.counts.payments_read,
+            other => panic!("{other:?}"),
+        }
     }
 }

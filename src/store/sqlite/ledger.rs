@@ -1,0 +1,157 @@
+//! The full reconcile's side of SQLite: see [`crate::store::LedgerStore`].
+
+use alloy_primitives::Address;
+use async_trait::async_trait;
+use serde_json::Value;
+
+use super::SqliteStore;
+use crate::domain::{
+    BlockRef, BlockTime, ChainId, Cursor, LedgerFlag, LedgerKey, LedgerPage, MootFlag, PaymentId,
+    Receiver, Timestamp, Transfer, Unbacked,
+};
+use crate::store::{
+    Ingested, Lease, LedgerStore, Run, Runs, ScanPage, SettledKey, StoreError, UnprovenPage,
+};
+
+mod accounts;
+mod flags;
+mod runs;
+mod scan;
+mod unproven;
+
+#[async_trait]
+impl LedgerStore for SqliteStore {
+    async fn request_run(&self, now: Timestamp) -> Result<bool, StoreError> {
+        runs::request(self, now).await
+    }
+
+    async fn take_run(&self, lease: &Lease) -> Result<Option<Run>, StoreError> {
+        runs::take(self, lease).await
+    }
+
+    async fn keep_run(
+        &self,
+        lease: &Lease,
+        run: i64,
+        progress: &Value,
+    ) -> Result<bool, StoreError> {
+        runs::keep(self, lease, run, progress).await
+    }
+
+    async fn finish_run(
+        &self,
+        lease: &Lease,
+        run: i64,
+        report: &Value,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
+        runs::finish(self, lease, run, report, now).await
+    }
+
+    async fn release_run(&self, lease: &Lease) -> Result<bool, StoreError> {
+        runs::release(self, lease).await
+    }
+
+    async fn runs(&self) -> Result<Runs, StoreError> {
+        runs::read(self).await
+    }
+
+    async fn cursors(&self, chain_id: ChainId) -> Result<Vec<Cursor>, StoreError> {
+        scan::cursors(self, chain_id).await
+    }
+
+    async fn open_cursors(
+        &self,
+        chain_id: ChainId,
+        cursors: &[Cursor],
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        scan::open_cursors(self, chain_id, cursors, now).await
+    }
+
+    async fn ingest(
+        &self,
+        page: &ScanPage,
+        now: Timestamp,
+    ) -> Result<Option<Ingested>, StoreError> {
+        scan::ingest(self, page, now).await
+    }
+
+    async fn rewind(
+        &self,
+        chain_id: ChainId,
+        receivers: &[Receiver],
+        from: &BlockRef,
+        to: &BlockRef,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
+        scan::rewind(self, chain_id, receivers, from, to, now).await
+    }
+
+    async fn ledger_page(
+        &self,
+        chain_id: ChainId,
+        after: &LedgerKey,
+        last_block: u64,
+        limit: u32,
+    ) -> Result<LedgerPage, StoreError> {
+        accounts::page(self, chain_id, after, last_block, limit).await
+    }
+
+    async fn unaccounted_since(&self, chain_id: ChainId) -> Result<Option<BlockTime>, StoreError> {
+        accounts::unaccounted_since(self, chain_id).await
+    }
+
+    async fn mark_unaccounted(
+        &self,
+        mark: &[i64],
+        unmark: &[i64],
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        accounts::mark(self, mark, unmark, now).await
+    }
+
+    async fn unbacked(
+        &self,
+        chain_id: ChainId,
+        since: Timestamp,
+        limit: u32,
+    ) -> Result<Vec<Unbacked>, StoreError> {
+        unproven::unbacked(self, chain_id, since, limit).await
+    }
+
+    async fn money_flags(
+        &self,
+        raise: &[LedgerFlag],
+        close: &[MootFlag],
+        now: Timestamp,
+    ) -> Result<usize, StoreError> {
+        flags::account(self, raise, close, now).await
+    }
+
+    async fn open_payments_of(
+        &self,
+        payers: &[Address],
+        limit: u32,
+    ) -> Result<Vec<(Address, PaymentId)>, StoreError> {
+        unproven::open_payments_of(self, payers, limit).await
+    }
+
+    async fn unproven_page(
+        &self,
+        from: Timestamp,
+        before: Timestamp,
+        after: Option<&SettledKey>,
+        limit: u32,
+    ) -> Result<UnprovenPage, StoreError> {
+        unproven::page(self, from, before, after, limit).await
+    }
+
+    async fn record_found(
+        &self,
+        found: &[(PaymentId, Transfer)],
+        now: Timestamp,
+    ) -> Result<Vec<PaymentId>, StoreError> {
+        unproven::record_found(self, found, now).await
+    }
+}

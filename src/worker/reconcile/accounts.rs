@@ -1,0 +1,184 @@
+//! Accounting for what arrived: compares the scan with orders, refunds and flags, transfer by transfer (I4).
+//!
+//! Money that a payment claims and nobody resolved has that payment checked now; money that nobody claims
+//! is flagged. Transfers are walked through from the start of the window, or from the oldest that is still
+//! not accounted for: a drift does not end by growing old.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use alloy_primitives::Address;
+use serde_json::json;
+
+use super::progress::{AccountsPlace, Progress, ReceiverTotals, Stage};
+use super::{Reconciler, Step};
+use crate::domain::{
+    BlockTime, ChainId, Cursor, FlagKind, KnownTransfer, LedgerFlag, LedgerKey, LedgerPage,
+    PaymentId, Receiver, Scanned, Timestamp, Totals,
+};
+use crate::store::StoreError;
+
+/// Records without a transfer that one run tells of, per chain.
+const UNBACKED_MAX: u32 = 1_000;
+
+/// Payments named in a flag as those its money may have been meant by.
+const CANDIDATES_MAX: u32 = 100;
+
+impl Reconciler {
+    pub(super) async fn accounts_step(
+        &self,
+        progress: &mut Progress,
+        place: AccountsPlace,
+    ) -> Result<Step, StoreError> {
+        let chains = self.scanned_chains();
+        let at = chains.iter().find(|(id, ..)| place.chain.is_none_or(|chain| *id >= chain));
+        let Some((chain_id, _, receivers)) = at else {
+            let found_something = place.round == 0 && progress.counts.taken_up > 0;
+            progress.stage = match found_something {
+                true => Stage::Settle { batches: 0 },
+                false => Stage::Over,
+            };
+            return Ok(Step::More);
+        };
+        let chain_id = *chain_id;
+        let configured: BTreeSet<Receiver> = receivers.iter().map(|w| w.receiver).collect();
+        let cursors: Vec<Cursor> = self
+            .store()
+            .cursors(chain_id)
+            .await?
+            .into_iter()
+            .filter(|cursor| configured.contains(&cursor.receiver))
+            .collect();
+        let place = match place.chain {
+            Some(chain) if chain == chain_id && place.since != BlockTime::from_secs(0) => place,
+            _ => self.start_chain(progress, chain_id, &cursors, place.round).await?,
+        };
+        let last_block = cursors.iter().map(|cursor| cursor.block.number).max().unwrap_or(0);
+        let size = self.settings.page_size;
+        let page = self.store().ledger_page(chain_id, &place.after, last_block, size).await?;
+        let is_last = page.transfers.len() < usize::try_from(size).unwrap_or(usize::MAX);
+        let after = page.transfers.last().map_or(place.after, KnownTransfer::key);
+        self.account_page(progress, chain_id, &page, &cursors).await?;
+        if is_last {
+            self.account_unbacked(progress, chain_id, place.since).await?;
+        }
+        let next = ChainId::new(chain_id.get().saturating_add(1));
+        progress.stage = Stage::Accounts(match is_last {
+            true => AccountsPlace { chain: Some(next), since: BlockTime::from_secs(0), ..place },
+            false => AccountsPlace { after, ..place },
+        });
+        Ok(Step::More)
+    }
+
+    /// Since when this chain's transfers are accounted for.
+    async fn start_chain(
+        &self,
+        progress: &mut Progress,
+        chain_id: ChainId,
+        cursors: &[Cursor],
+        round: u8,
+    ) -> Result<AccountsPlace, StoreError> {
+        let window = self.now().saturating_sub(self.settings.window).as_millis() / 1_000;
+        // Never 0, which stands for "not started".
+        let window = BlockTime::from_secs(u64::try_from(window).unwrap_or(0).max(1));
+        let marked = self.store().unaccounted_since(chain_id).await?;
+        let since = marked.map_or(window, |marked| marked.min(window));
+        progress.totals.extend(cursors.iter().map(|cursor| ReceiverTotals {
+            chain_id,
+            receiver: cursor.receiver,
+            since,
+            up_to: cursor.block,
+            totals: Totals::default(),
+        }));
+        let after = LedgerKey { time: since, id: i64::MIN };
+        Ok(AccountsPlace { round, chain: Some(chain_id), since, after })
+    }
+
+    async fn account_page(
+        &self,
+        progress: &mut Progress,
+        chain_id: ChainId,
+        page: &LedgerPage,
+        cursors: &[Cursor],
+    ) -> Result<(), StoreError> {
+        let scanned: BTreeMap<Receiver, Scanned> = cursors
+            .iter()
+            .map(|c| (c.receiver, Scanned { first: c.first_block, last: c.block.number }))
+            .collect();
+        let mut account = page.account(&scanned);
+        let now = self.now();
+        self.name_candidates(&mut account.raise, page).await?;
+        let raised = self.store().money_flags(&account.raise, &account.close, now).await?;
+        let take_up: Vec<PaymentId> = account.take_up.into_iter().collect();
+        if !take_up.is_empty() {
+            let found = self.store().recheck(&take_up, now).await?;
+            tracing::info!(payments = found.len(), "money was found that nobody had resolved");
+            progress.counts.taken_up += found.len() as u64;
+        }
+        self.store().mark_unaccounted(&account.mark, &account.unmark, now).await?;
+        progress.counts.flags_raised += raised as u64;
+        progress.counts.transfers_accounted += page.transfers.len() as u64;
+        progress.add_totals(chain_id, &account.totals);
+        progress.unaccounted(account.unaccounted);
+        Ok(())
+    }
+
+    /// Names the open payments of those who sent money that nobody claims: it may be a try to pay one.
+    async fn name_candidates(
+        &self,
+        raise: &mut [LedgerFlag],
+        page: &LedgerPage,
+    ) -> Result<(), StoreError> {
+        let unmatched: BTreeSet<String> = raise
+            .iter()
+            .filter(|flag| flag.kind == FlagKind::UnmatchedTransfer)
+            .map(|flag| flag.subject.clone())
+            .collect();
+        if unmatched.is_empty() {
+            return Ok(());
+        }
+        let subject = |known: &KnownTransfer| crate::domain::log_subject(&known.transfer);
+        let senders: BTreeMap<String, Address> = page
+            .transfers
+            .iter()
+            .map(|known| (subject(known), known.transfer.from))
+            .filter(|(subject, _)| unmatched.contains(subject))
+            .collect();
+        let payers: BTreeSet<Address> = senders.values().copied().collect();
+        let payers: Vec<Address> = payers.into_iter().collect();
+        let open = self.store().open_payments_of(&payers, CANDIDATES_MAX).await?;
+        for flag in raise {
+            let sender = senders.get(&flag.subject);
+            let same = open.iter().filter(|(payer, _)| Some(payer) == sender);
+            if let Some(candidates) = flag.detail["candidates"].as_array_mut() {
+                candidates.extend(
+                    same.map(
+                        |(_, id)| json!({ "payment": id, "why": "an open one of this payer" }),
+                    ),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    async fn account_unbacked(
+        &self,
+        progress: &mut Progress,
+        chain_id: ChainId,
+        since: BlockTime,
+    ) -> Result<(), StoreError> {
+        let since = Timestamp::from(since);
+        let unbacked = self.store().unbacked(chain_id, since, UNBACKED_MAX).await?;
+        let configured = self.receivers.get(&chain_id);
+        let mut totals = BTreeMap::new();
+        let mut unaccounted = Vec::new();
+        for record in unbacked {
+            let is_ours = |w: &super::WatchedReceiver| w.receiver == record.receiver;
+            if configured.is_some_and(|receivers| receivers.iter().any(is_ours)) {
+                unaccounted.push(record.add_to(&mut totals));
+            }
+        }
+        progress.add_totals(chain_id, &totals);
+        progress.unaccounted(unaccounted);
+        Ok(())
+    }
+}
