@@ -408,9 +408,9 @@ impl Metrics {
     }
 }
 
-/// Why a page of the scan does not move it on: not enough endpoints answered, they disagree, or the last
-/// block left the chain although it was final.
-const SCAN_PROBLEMS: [&str; 3] = ["too_few", "disagreement", "rewind"];
+/// Why a page of the scan does not move it on: not enough endpoints answered, they disagree, the last block
+/// left the chain although it was final, or a transfer was left out before.
+const SCAN_PROBLEMS: [&str; 4] = ["too_few", "disagreement", "rewind", "missed"];
 
 fn receiver_labels(chain: ChainId, receiver: &Receiver) -> [String; 3] {
     [chain.to_string(), format!("{:#x}", receiver.token), format!("{:#x}", receiver.pay_to)]

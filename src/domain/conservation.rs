@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 
 use super::order::column_code;
 use super::{
-    Amount, BlockTime, FlagKind, Method, Order, OrderId, OrderStatus, Payment, PaymentId,
-    PaymentStatus, RefundStatus, Transfer,
+    Amount, BlockTime, Flag, FlagKind, GoneFlag, Method, Order, OrderId, OrderStatus, Payment,
+    PaymentId, PaymentStatus, RaisedFlag, RefundStatus, Transfer,
 };
 
 /// Who is paid: one address of the shop, in one token.
@@ -194,7 +194,7 @@ pub struct Scanned {
     pub last: u64,
 }
 
-/// Where a flag stands that accounts for money: one that the daemon closed accounts for nothing.
+/// Where a flag stands that accounts for money: one whose cause is gone accounts for nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlagState {
     /// A person has to decide.
@@ -220,34 +220,6 @@ pub struct LedgerPage {
     pub watched: BTreeSet<PaymentId>,
 }
 
-/// A flag about money, to raise.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LedgerFlag {
-    /// What a person has to look at.
-    pub kind: FlagKind,
-    /// The payment it is about, if it is about one.
-    pub payment_id: Option<PaymentId>,
-    /// That payment's order.
-    pub order_id: Option<OrderId>,
-    /// What it is about, if that is no payment.
-    pub subject: String,
-    /// All that is known.
-    pub detail: Value,
-}
-
-/// A flag whose cause is gone.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MootFlag {
-    /// The kind.
-    pub kind: FlagKind,
-    /// The payment it is about, if it is about one.
-    pub payment_id: Option<PaymentId>,
-    /// What it is about, if that is no payment.
-    pub subject: String,
-    /// Why it is gone, for the person who reads it later.
-    pub note: String,
-}
-
 /// Money that is not accounted for exactly once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unaccounted {
@@ -267,9 +239,9 @@ pub struct PageAccount {
     /// Payments to check now: their money is there and nobody has resolved that.
     pub take_up: BTreeSet<PaymentId>,
     /// Flags to raise.
-    pub raise: Vec<LedgerFlag>,
+    pub raise: Vec<RaisedFlag>,
     /// Flags to close.
-    pub close: Vec<MootFlag>,
+    pub close: Vec<GoneFlag>,
     /// Transfers that are not accounted for exactly once.
     pub unaccounted: Vec<Unaccounted>,
     /// Rows to mark as not accounted for.
@@ -283,8 +255,8 @@ pub struct PageAccount {
 struct OneAccount {
     accounts: Vec<(Account, Amount)>,
     take_up: BTreeSet<PaymentId>,
-    raise: Vec<LedgerFlag>,
-    close: Vec<MootFlag>,
+    raise: Vec<RaisedFlag>,
+    close: Vec<GoneFlag>,
 }
 
 /// Flags by which a person is asked what becomes of a payment's money.
@@ -379,19 +351,19 @@ impl LedgerPage {
         let subject = log_subject(&known.transfer);
         if self.flag(FlagKind::UnmatchedTransfer, &subject) == Some(FlagState::Open) {
             let note = format!("payment {} claims it", payment.id);
-            one.close.push(MootFlag {
+            one.close.push(GoneFlag {
                 kind: FlagKind::UnmatchedTransfer,
                 payment_id: None,
-                subject,
+                subject: Some(subject),
                 note,
             });
         }
         let mut no_longer = |kind: FlagKind, note: &str| {
             if self.flag(kind, payment.id.as_str()) == Some(FlagState::Open) {
-                one.close.push(MootFlag {
+                one.close.push(GoneFlag {
                     kind,
                     payment_id: Some(payment.id.clone()),
-                    subject: String::new(),
+                    subject: None,
                     note: note.to_owned(),
                 });
             }
@@ -461,30 +433,32 @@ impl LedgerPage {
         one
     }
 
-    fn unmatched(&self, known: &KnownTransfer, subject: String) -> LedgerFlag {
+    fn unmatched(&self, known: &KnownTransfer, subject: String) -> RaisedFlag {
         let t = &known.transfer;
         let same_nonce = self.payments.values().filter(|p| Some(p.nonce) == known.nonce);
         let candidates: Vec<Value> = same_nonce
             .map(|p| json!({ "payment": p.id, "why": "the same nonce, and other details" }))
             .collect();
-        LedgerFlag {
-            kind: FlagKind::UnmatchedTransfer,
+        RaisedFlag {
             payment_id: None,
             order_id: None,
-            subject,
-            detail: json!({
-                "chain_id": t.chain_id,
-                "token": t.token,
-                "from": t.from,
-                "pay_to": t.to,
-                "amount": t.value,
-                "block": t.block,
-                "time": t.block.time.to_string(),
-                "tx_hash": t.tx_hash,
-                "log_index": t.log_index,
-                "nonce": known.nonce,
-                "candidates": candidates,
-            }),
+            flag: Flag {
+                kind: FlagKind::UnmatchedTransfer,
+                subject,
+                detail: json!({
+                    "chain_id": t.chain_id,
+                    "token": t.token,
+                    "from": t.from,
+                    "pay_to": t.to,
+                    "amount": t.value,
+                    "block": t.block,
+                    "time": t.block.time.to_string(),
+                    "tx_hash": t.tx_hash,
+                    "log_index": t.log_index,
+                    "nonce": known.nonce,
+                    "candidates": candidates,
+                }),
+            },
         }
     }
 }
@@ -497,13 +471,15 @@ fn is_settled_and_over(payment: &Payment, order: &Order) -> bool {
     payment.status == PaymentStatus::Settled && is_over
 }
 
-fn settled_order_over(known: &KnownTransfer, payment: &Payment, order: &Order) -> LedgerFlag {
-    LedgerFlag {
-        kind: FlagKind::SettledOrderOver,
+fn settled_order_over(known: &KnownTransfer, payment: &Payment, order: &Order) -> RaisedFlag {
+    RaisedFlag {
         payment_id: Some(payment.id.clone()),
         order_id: Some(order.id.clone()),
-        subject: String::new(),
-        detail: json!({ "order_status": order.status, "transfer": known.transfer }),
+        flag: Flag {
+            kind: FlagKind::SettledOrderOver,
+            subject: String::new(),
+            detail: json!({ "order_status": order.status, "transfer": known.transfer }),
+        },
     }
 }
 

@@ -26,8 +26,8 @@ mod watch;
 
 pub use agreement::disagreements;
 pub use conservation::{
-    Account, Drift, FlagState, KnownTransfer, LedgerFlag, LedgerKey, LedgerPage, MootFlag,
-    PageAccount, Receiver, Scanned, Totals, Unaccounted, Unbacked, log_subject,
+    Account, Drift, FlagState, KnownTransfer, LedgerKey, LedgerPage, PageAccount, Receiver,
+    Scanned, Totals, Unaccounted, Unbacked, log_subject,
 };
 pub use decision::resolve;
 pub use evidence::{

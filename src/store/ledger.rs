@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use super::{Lease, StoreError};
 use crate::domain::{
-    BlockRef, BlockTime, ChainId, Cursor, LedgerFlag, LedgerKey, LedgerPage, MalformedPayment,
-    MootFlag, Payment, PaymentId, Receiver, ScannedTransfer, Timestamp, Transfer, Unbacked,
+    BlockRef, BlockTime, ChainId, Cursor, LedgerKey, LedgerPage, MalformedPayment, Payment,
+    PaymentId, Receiver, ScannedTransfer, Timestamp, Transfer, Unbacked,
 };
 
 /// A full reconcile that is not finished.
@@ -162,6 +162,10 @@ pub trait LedgerStore: Send + Sync {
     /// The block time of the oldest transfer that is marked as not accounted for.
     async fn unaccounted_since(&self, chain_id: ChainId) -> Result<Option<BlockTime>, StoreError>;
 
+    /// The oldest block, of those that the scan has passed, with a transfer that is marked as not accounted
+    /// for because only its payment's check has seen it: the scan was shown too little there.
+    async fn missed_by_scan(&self, chain_id: ChainId) -> Result<Option<u64>, StoreError>;
+
     /// Marks transfers as not accounted for, and takes the mark from others.
     async fn mark_unaccounted(
         &self,
@@ -178,15 +182,6 @@ pub trait LedgerStore: Send + Sync {
         since: Timestamp,
         limit: u32,
     ) -> Result<Vec<Unbacked>, StoreError>;
-
-    /// Raises flags and closes others, in one transaction. What a person closed stays closed. Returns how
-    /// many were raised that were not open before.
-    async fn money_flags(
-        &self,
-        raise: &[LedgerFlag],
-        close: &[MootFlag],
-        now: Timestamp,
-    ) -> Result<usize, StoreError>;
 
     /// Open payments of these payers, at most `limit`: who an unmatched transfer may have been meant by.
     async fn open_payments_of(

@@ -10,10 +10,10 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use crate::domain::{
-    Account, Amount, BlockRef, BlockTime, ChainId, ConsumptionKind, Cursor, Finality, Judged,
-    MalformedPayment, NonceState, Order, OrderId, OrderKind, OrderStatus, PaymentId, Reading,
-    Receiver, RecordedTransfer, Reservation, ReservationStatus, Settlement, Sku, Timestamp,
-    Transfer, Unbacked, Watch, disagreements,
+    Account, Amount, BlockRef, BlockTime, ChainId, ConsumptionKind, Cursor, Finality, FlagKind,
+    GoneFlag, Judged, MalformedPayment, NonceState, Order, OrderId, OrderKind, OrderStatus,
+    PaymentId, Reading, Receiver, RecordedTransfer, Reservation, ReservationStatus, Settlement,
+    Sku, Timestamp, Transfer, Unbacked, Watch, disagreements,
 };
 use crate::errors::error_chain;
 
@@ -22,8 +22,15 @@ use super::StoreError;
 /// How much a check's row may say.
 const DETAIL_CHARS_MAX: usize = 1_000;
 
-/// What a flag about a log says when that log is on the chain no more.
-pub(super) const LEFT_THE_CHAIN: &str = "the transfer left the chain in a reorg";
+/// The flag about a log that is on the chain no more.
+pub(super) fn left_the_chain(subject: &str) -> GoneFlag {
+    GoneFlag {
+        kind: FlagKind::UnmatchedTransfer,
+        payment_id: None,
+        subject: Some(subject.to_owned()),
+        note: "the transfer left the chain in a reorg".to_owned(),
+    }
+}
 
 /// An order's row as text; times are Unix milliseconds.
 #[derive(Debug, Default)]

@@ -137,7 +137,7 @@ fn lost_records_drift() {
     // The refund record is gone, its payment is not followed any more: taken up.
     let seen = account(&page(OrderStatus::Expired, None));
     assert!(seen.take_up.is_empty(), "the gateway settled it, and may have paid it back by hand");
-    assert_eq!(seen.raise[0].kind, FlagKind::SettledOrderOver);
+    assert_eq!(seen.raise[0].flag.kind, FlagKind::SettledOrderOver);
     // Resolved by a check, then the payment's row is gone: nobody can say what it paid.
     let mut gone = page(OrderStatus::Paid, Some("p"));
     gone.transfers[0].payment_id = Some(PaymentId::from("p"));
@@ -164,7 +164,7 @@ fn money_of_an_order_that_is_over_is_flagged_and_never_owed_back_unasked() {
         let mut page = page(status, None);
         let seen = account(&page);
         assert_eq!((held(&seen), drift(&seen)), (once(Account::Flagged), "0".to_owned()));
-        assert_eq!(seen.raise[0].kind, FlagKind::SettledOrderOver);
+        assert_eq!(seen.raise[0].flag.kind, FlagKind::SettledOrderOver);
         let key = (FlagKind::SettledOrderOver, "p".to_owned());
         for state in [FlagState::Open, FlagState::Decided] {
             page.flags.insert(key.clone(), state);
@@ -219,7 +219,7 @@ fn money_that_no_payment_claims_is_flagged_with_all_that_is_known() {
     page.orders.clear();
     let seen = account(&page);
     assert_eq!((held(&seen), drift(&seen)), (once(Account::Flagged), "0".to_owned()));
-    let flag = &seen.raise[0];
+    let flag = &seen.raise[0].flag;
     let p = payment("p", "o");
     assert_eq!(flag.kind, FlagKind::UnmatchedTransfer);
     assert_eq!(flag.subject, format!("8453:{}:5", p.nonce));
@@ -238,7 +238,7 @@ fn money_of_a_known_authorization_that_pays_another_amount_is_nobody_s() {
     page.transfers[0].transfer.value = amount(400_000);
     let seen = account(&page);
     assert_eq!(held(&seen), [(Account::Flagged, "400000".to_owned())]);
-    assert_eq!(seen.raise[0].detail["candidates"][0]["payment"], "p");
+    assert_eq!(seen.raise[0].flag.detail["candidates"][0]["payment"], "p");
 }
 
 #[test]

@@ -76,13 +76,14 @@ impl Runner {
         if drifts.is_empty() || reported == record {
             return Ok(record);
         }
-        Ok(format!("{reported} as reported, {record} by the chain's own record"))
+        let problems = report.problems.join("; ");
+        Ok(format!("{reported} as reported ({problems}), {record} by the chain's own record"))
     }
 
     /// What a person was asked about, instead of paying an order or being owed back.
     async fn flagged(&self) -> anyhow::Result<Amount> {
         let sql = "SELECT CAST(detail AS TEXT) FROM {flags} \
-                   WHERE kind IN (?, ?) AND (closed_at IS NULL OR closed_by <> 'reconciled')";
+                   WHERE kind IN (?, ?) AND cause_gone_at IS NULL";
         let kinds = [FlagKind::UnmatchedTransfer, FlagKind::SettledOrderOver];
         let mut sum = Amount::ZERO;
         for row in self.gateway.rows(sql, &kinds.map(|kind| Some(kind.code())), 1).await? {

@@ -6,15 +6,14 @@ use serde_json::Value;
 
 use super::PostgresStore;
 use crate::domain::{
-    BlockRef, BlockTime, ChainId, Cursor, LedgerFlag, LedgerKey, LedgerPage, MootFlag, PaymentId,
-    Receiver, Timestamp, Transfer, Unbacked,
+    BlockRef, BlockTime, ChainId, Cursor, LedgerKey, LedgerPage, PaymentId, Receiver, Timestamp,
+    Transfer, Unbacked,
 };
 use crate::store::{
     Ingested, Lease, LedgerStore, Run, Runs, ScanPage, SettledKey, StoreError, UnprovenPage,
 };
 
 mod accounts;
-mod flags;
 mod runs;
 mod scan;
 mod unproven;
@@ -102,6 +101,10 @@ impl LedgerStore for PostgresStore {
         accounts::unaccounted_since(&self.pool, chain_id).await
     }
 
+    async fn missed_by_scan(&self, chain_id: ChainId) -> Result<Option<u64>, StoreError> {
+        accounts::missed_by_scan(&self.pool, chain_id).await
+    }
+
     async fn mark_unaccounted(
         &self,
         mark: &[i64],
@@ -118,15 +121,6 @@ impl LedgerStore for PostgresStore {
         limit: u32,
     ) -> Result<Vec<Unbacked>, StoreError> {
         unproven::unbacked(&self.pool, chain_id, since, limit).await
-    }
-
-    async fn money_flags(
-        &self,
-        raise: &[LedgerFlag],
-        close: &[MootFlag],
-        now: Timestamp,
-    ) -> Result<usize, StoreError> {
-        flags::account(&self.pool, raise, close, now).await
     }
 
     async fn open_payments_of(

@@ -12,8 +12,8 @@ use serde_json::json;
 use super::progress::{AccountsPlace, Progress, ReceiverTotals, Stage};
 use super::{Reconciler, Step};
 use crate::domain::{
-    BlockTime, ChainId, Cursor, FlagKind, KnownTransfer, LedgerFlag, LedgerKey, LedgerPage,
-    PaymentId, Receiver, Scanned, Timestamp, Totals,
+    BlockTime, ChainId, Cursor, FlagKind, KnownTransfer, LedgerKey, LedgerPage, PaymentId,
+    RaisedFlag, Receiver, Scanned, Timestamp, Totals,
 };
 use crate::store::StoreError;
 
@@ -107,7 +107,9 @@ impl Reconciler {
         let mut account = page.account(&scanned);
         let now = self.now();
         self.name_candidates(&mut account.raise, page).await?;
-        let raised = self.store().money_flags(&account.raise, &account.close, now).await?;
+        if !account.raise.is_empty() || !account.close.is_empty() {
+            self.store().account_flags(&account.raise, &account.close, now).await?;
+        }
         let take_up: Vec<PaymentId> = account.take_up.into_iter().collect();
         if !take_up.is_empty() {
             let found = self.store().recheck(&take_up, now).await?;
@@ -115,7 +117,7 @@ impl Reconciler {
             progress.counts.taken_up += found.len() as u64;
         }
         self.store().mark_unaccounted(&account.mark, &account.unmark, now).await?;
-        progress.counts.flags_raised += raised as u64;
+        progress.counts.flags_raised += account.raise.len() as u64;
         progress.counts.transfers_accounted += page.transfers.len() as u64;
         progress.add_totals(chain_id, &account.totals);
         progress.unaccounted(account.unaccounted);
@@ -125,13 +127,13 @@ impl Reconciler {
     /// Names the open payments of those who sent money that nobody claims: it may be a try to pay one.
     async fn name_candidates(
         &self,
-        raise: &mut [LedgerFlag],
+        raise: &mut [RaisedFlag],
         page: &LedgerPage,
     ) -> Result<(), StoreError> {
         let unmatched: BTreeSet<String> = raise
             .iter()
-            .filter(|flag| flag.kind == FlagKind::UnmatchedTransfer)
-            .map(|flag| flag.subject.clone())
+            .filter(|raised| raised.flag.kind == FlagKind::UnmatchedTransfer)
+            .map(|raised| raised.flag.subject.clone())
             .collect();
         if unmatched.is_empty() {
             return Ok(());
@@ -146,7 +148,7 @@ impl Reconciler {
         let payers: BTreeSet<Address> = senders.values().copied().collect();
         let payers: Vec<Address> = payers.into_iter().collect();
         let open = self.store().open_payments_of(&payers, CANDIDATES_MAX).await?;
-        for flag in raise {
+        for RaisedFlag { flag, .. } in raise {
             let sender = senders.get(&flag.subject);
             let same = open.iter().filter(|(payer, _)| Some(payer) == sender);
             if let Some(candidates) = flag.detail["candidates"].as_array_mut() {

@@ -11,8 +11,8 @@ use serde_json::json;
 use super::progress::{Progress, Stage};
 use super::{Reconciler, ScanStart, Step, WatchedReceiver, unless_stopped};
 use crate::domain::{
-    Agreement, Answers, BlockRef, BlockTime, ChainId, Cursor, EndpointName, FlagKind, LedgerFlag,
-    ReadFailureKind, Receiver, ScanAnswer, ScanHead, agreement,
+    Agreement, Answers, BlockRef, BlockTime, ChainId, Cursor, EndpointName, Flag, FlagKind,
+    RaisedFlag, ReadFailureKind, Receiver, ScanAnswer, ScanHead, agreement,
 };
 use crate::store::{ScanPage, StoreError};
 use crate::worker::WatchedChain;
@@ -83,7 +83,7 @@ impl Reconciler {
         };
         let next = ChainId::new(id.get().saturating_add(1));
         let next = Stage::Scan { chain: Some(next), pages: 0 };
-        match self.scan_page(watched, receivers, stop).await? {
+        match self.scan_page(watched, receivers, pages == 0, stop).await? {
             None => return Ok(Step::Stopped),
             Some(Scanned::Done) => progress.stage = next,
             Some(Scanned::Stuck(problem)) => {
@@ -106,6 +106,7 @@ impl Reconciler {
         &self,
         watched: &WatchedChain,
         receivers: &[WatchedReceiver],
+        is_first: bool,
         stop: &Stop,
     ) -> Result<Option<Scanned>, StoreError> {
         let chain_id = watched.chain.settings().chain_id;
@@ -130,6 +131,16 @@ impl Reconciler {
                     self.store().open_cursors(chain_id, &opened, self.now()).await?;
                     cursors.extend(opened);
                 }
+            }
+        }
+        if is_first && let Some(missed) = self.store().missed_by_scan(chain_id).await? {
+            // Once in a run: whoever left it out may do so again.
+            if let Some(passed) = cursors.iter().find(|c| c.block.number >= missed) {
+                let from = passed.block;
+                let group: Vec<Cursor> = cursors.into_iter().filter(|c| c.block == from).collect();
+                let reading = self.read_back(watched, from, missed.saturating_sub(1));
+                let Some(read) = unless_stopped(stop, reading).await else { return Ok(None) };
+                return self.write(watched, &group, from, read).await.map(Some);
             }
         }
         // Those furthest behind are read together, up to where the next one stands.
@@ -253,7 +264,7 @@ impl Reconciler {
         }
     }
 
-    /// The block to go back to, as enough endpoints have it.
+    /// The block to go back to when the cursor's left the chain.
     async fn read_rewind(
         &self,
         watched: &WatchedChain,
@@ -263,17 +274,35 @@ impl Reconciler {
     ) -> Read {
         let first = group.iter().map(|cursor| cursor.first_block).min().unwrap_or(1);
         let number = from.number.saturating_sub(REWIND_BLOCKS).max(first.saturating_sub(1));
+        self.read_block(watched, number, heads).await.map_or_else(|read| read, Read::Rewind)
+    }
+
+    /// The block to go back to because behind it a transfer was left out.
+    async fn read_back(&self, watched: &WatchedChain, from: BlockRef, number: u64) -> Read {
+        let endpoints = watched.chain.settings().endpoints.len();
+        let within = self.read_budget();
+        let heads = watched.chain.scan_heads(Some(from.number), endpoints, within).await;
+        self.read_block(watched, number, &heads).await.map_or_else(|read| read, Read::Missed)
+    }
+
+    /// A block as enough endpoints have it.
+    async fn read_block(
+        &self,
+        watched: &WatchedChain,
+        number: u64,
+        heads: &Answers<ScanHead>,
+    ) -> Result<BlockRef, Read> {
         let mut blocks = Answers::new();
         for (endpoint, _) in answered(heads) {
             let block = watched.chain.scan_block(endpoint, number, self.read_budget()).await;
             blocks.push((endpoint.clone(), block));
         }
         match agreement(&blocks, watched.policy.quorum) {
-            Agreement::Agreed(to) => Read::Rewind(to),
+            Agreement::Agreed(block) => Ok(block),
             Agreement::Disagree => {
-                Read::Disagree(format!("endpoints disagree about block {number}"))
+                Err(Read::Disagree(format!("endpoints disagree about block {number}")))
             }
-            Agreement::TooFew => Read::TooFew(failures(&blocks)),
+            Agreement::TooFew => Err(Read::TooFew(failures(&blocks))),
         }
     }
 
@@ -299,20 +328,30 @@ impl Reconciler {
                 problem("disagreement");
                 Scanned::Stuck(why)
             }
+            Read::Missed(to) => {
+                problem("missed");
+                tracing::warn!(
+                    chain = %chain_id, from = to.number + 1, to = from.number,
+                    "the scan was not shown a transfer that its payment's check saw; these blocks are read again"
+                );
+                if !self.store().rewind(chain_id, &receivers, &from, &to, now).await? {
+                    return Ok(Scanned::Stuck("somebody else moved the cursor".to_owned()));
+                }
+                Scanned::Advanced { new: 0, is_all: false }
+            }
             Read::Rewind(to) => {
                 problem("rewind");
                 tracing::error!(
                     chain = %chain_id, block = from.number, hash = %from.hash, to = to.number,
                     "a block that was final is not canonical any more; what was scanned since is read again"
                 );
-                let flag = LedgerFlag {
+                let flag = Flag {
                     kind: FlagKind::FinalizedReorg,
-                    payment_id: None,
-                    order_id: None,
                     subject: format!("{chain_id}:{}:{:#x}", from.number, from.hash),
                     detail: json!({ "was_final": from, "read_again_from": to }),
                 };
-                self.store().money_flags(&[flag], &[], now).await?;
+                let raised = RaisedFlag { payment_id: None, order_id: None, flag };
+                self.store().account_flags(&[raised], &[], now).await?;
                 if !self.store().rewind(chain_id, &receivers, &from, &to, now).await? {
                     return Ok(Scanned::Stuck("somebody else moved the cursor".to_owned()));
                 }
@@ -350,6 +389,7 @@ enum Read {
     Narrower,
     Agreed { answer: ScanAnswer, is_all: bool },
     Rewind(BlockRef),
+    Missed(BlockRef),
     Disagree(String),
     TooFew(String),
 }

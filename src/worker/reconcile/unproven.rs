@@ -12,12 +12,16 @@ use super::progress::{AccountsPlace, Progress, Stage};
 use super::{Reconciler, Step, unless_stopped};
 use crate::chain::Breadth;
 use crate::domain::{
-    BlockTime, ChainId, Evidence, Finality, FlagKind, LedgerFlag, LedgerKey, Method, MootFlag,
-    Payment, PaymentId, Policy, Receiver, Settlement, Timestamp, Transfer, Verdict, judge,
+    BlockTime, CLOSED_BY_ITSELF, ChainId, Evidence, Finality, Flag, FlagKind, GoneFlag, LedgerKey,
+    Method, Payment, PaymentId, Policy, RaisedFlag, Receiver, Settlement, Timestamp, Transfer,
+    Verdict, judge,
 };
-use crate::store::{SettledKey, StoreError};
+use crate::store::{FlagFilter, SettledKey, StoreError};
 use crate::worker::WatchedChain;
 use crate::worker::driver::Stop;
+
+/// Flags of one kind and payment that are looked at: history can only be so long.
+const FLAGS_MAX: u32 = 100;
 
 /// A payment with what was read about it.
 type Judgement = (Payment, Verdict, Evidence);
@@ -159,16 +163,36 @@ impl Reconciler {
                 raise.push(without_transfer(payment, detail));
             }
         }
-        let close: Vec<MootFlag> = recorded
+        let gone: Vec<GoneFlag> = recorded
             .into_iter()
-            .map(|id| MootFlag {
+            .map(|id| GoneFlag {
                 kind: FlagKind::SettledWithoutTransfer,
                 payment_id: Some(id),
-                subject: String::new(),
+                subject: None,
                 note: "its transfer was found".to_owned(),
             })
             .collect();
-        Ok(self.store().money_flags(&raise, &close, now).await? as u64)
+        let mut new = Vec::with_capacity(raise.len());
+        for raised in raise {
+            if !self.stands(&raised).await? {
+                new.push(raised);
+            }
+        }
+        if !new.is_empty() || !gone.is_empty() {
+            self.store().account_flags(&new, &gone, now).await?;
+        }
+        Ok(new.len() as u64)
+    }
+
+    /// Whether the payment has such a flag, open or closed by a person.
+    async fn stands(&self, raised: &RaisedFlag) -> Result<bool, StoreError> {
+        let filter = FlagFilter {
+            closed_too: true,
+            kind: Some(raised.flag.kind),
+            payment_id: raised.payment_id.clone(),
+        };
+        let flags = self.store().flags(&filter, FLAGS_MAX).await?;
+        Ok(flags.iter().any(|f| f.closed.as_ref().is_none_or(|c| c.by != CLOSED_BY_ITSELF)))
     }
 }
 
@@ -184,12 +208,11 @@ fn proves_nothing_moved(verdict: &Verdict, payment: &Payment, policy: &Policy) -
     }
 }
 
-fn without_transfer(payment: &Payment, detail: serde_json::Value) -> LedgerFlag {
-    LedgerFlag {
-        kind: FlagKind::SettledWithoutTransfer,
+fn without_transfer(payment: &Payment, detail: serde_json::Value) -> RaisedFlag {
+    let kind = FlagKind::SettledWithoutTransfer;
+    RaisedFlag {
         payment_id: Some(payment.id.clone()),
         order_id: Some(payment.order_id.clone()),
-        subject: String::new(),
-        detail,
+        flag: Flag { kind, subject: String::new(), detail },
     }
 }

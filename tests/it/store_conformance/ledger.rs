@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use alloy_primitives::Address;
 use reconciled::domain::{
-    Account, BlockRef, BlockTime, ChainId, Cursor, FlagKind, FlagState, LedgerFlag, LedgerKey,
-    LedgerPage, MootFlag, PaymentId, RawPayment, Receiver, ScannedTransfer, Timestamp, log_subject,
+    Account, BlockRef, BlockTime, ChainId, Cursor, Flag, FlagKind, FlagState, LedgerKey,
+    LedgerPage, PaymentId, RaisedFlag, RawPayment, Receiver, ScannedTransfer, Timestamp,
+    log_subject,
 };
 use reconciled::store::{ScanPage, SettledKey};
 use serde_json::json;
@@ -24,7 +25,6 @@ for_each_backend!(
     a_page_tells_what_became_of_every_transfer,
     pages_walk_through_every_transfer_once,
     marks_of_unaccounted_transfers_are_kept,
-    flags_about_money_are_raised_once_and_closed_with_a_note,
     settled_payments_come_by_once_and_only_without_a_transfer,
     a_transfer_that_was_found_is_one_payment_s,
     records_whose_transfer_is_gone_are_found,
@@ -219,14 +219,16 @@ async fn what_left_the_chain_is_taken_back(db: &TestDb) {
     db.apply("p", settled("p")).await;
     let (stays, goes, paid) = (seen("s", 99, 1), seen("g", 98, 1), seen("p", 100, 7));
     scanned(db, &[stays, goes, paid]).await;
-    let flag = LedgerFlag {
-        kind: FlagKind::UnmatchedTransfer,
+    let flag = RaisedFlag {
         payment_id: None,
         order_id: None,
-        subject: log_subject(&goes.transfer),
-        detail: json!({}),
+        flag: Flag {
+            kind: FlagKind::UnmatchedTransfer,
+            subject: log_subject(&goes.transfer),
+            detail: json!({}),
+        },
     };
-    db.store.money_flags(&[flag], &[], at(11)).await.unwrap();
+    db.store.account_flags(&[flag], &[], at(11)).await.unwrap();
     let (from, to) = (block(110, 5), block(90, 0));
     assert!(db.store.rewind(CHAIN, &[receiver()], &from, &to, at(12)).await.unwrap());
     let page = scan(to, block(110, 6), &[stays]);
@@ -266,14 +268,16 @@ async fn a_page_tells_what_became_of_every_transfer(db: &TestDb) {
     let page = scan(block(120, 6), block(130, 7), &[bare]);
     db.store.ingest(&page, at(12)).await.unwrap().unwrap();
     let subject = log_subject(&bare.transfer);
-    let flag = LedgerFlag {
-        kind: FlagKind::UnmatchedTransfer,
+    let flag = RaisedFlag {
         payment_id: None,
         order_id: None,
-        subject: subject.clone(),
-        detail: json!({}),
+        flag: Flag {
+            kind: FlagKind::UnmatchedTransfer,
+            subject: subject.clone(),
+            detail: json!({}),
+        },
     };
-    db.store.money_flags(&[flag], &[], at(13)).await.unwrap();
+    db.store.account_flags(&[flag], &[], at(13)).await.unwrap();
 
     let page = whole_ledger(db).await;
     assert_eq!(page.transfers.len(), 4);
@@ -327,48 +331,13 @@ async fn marks_of_unaccounted_transfers_are_kept(db: &TestDb) {
     assert_eq!(marked, [false, true]);
     assert_eq!(db.store.unaccounted_since(CHAIN).await.unwrap(), Some(block(96, 4).time));
     assert_eq!(db.store.unaccounted_since(ChainId::new(1)).await.unwrap(), None);
+    assert_eq!(db.store.missed_by_scan(CHAIN).await.unwrap(), None, "both were scanned");
+    let unseen = "UPDATE {transfers} SET scanned_at = NULL, payment_id = 'p'";
+    db.gateway.execute(&format!("{unseen} WHERE block_number = 96"), &[]).await.unwrap();
+    assert_eq!(db.store.missed_by_scan(CHAIN).await.unwrap(), Some(96));
     db.store.mark_unaccounted(&ids[..1], &ids[1..], at(21)).await.unwrap();
     let marked: Vec<bool> = whole_ledger(db).await.transfers.iter().map(|k| k.marked).collect();
     assert_eq!(marked, [true, false]);
-}
-
-async fn flags_about_money_are_raised_once_and_closed_with_a_note(db: &TestDb) {
-    db.paying_order("o", "p").await;
-    let unmatched = LedgerFlag {
-        kind: FlagKind::UnmatchedTransfer,
-        payment_id: None,
-        order_id: None,
-        subject: "8453:0xab:1".to_owned(),
-        detail: json!({"amount": "5"}),
-    };
-    let without = LedgerFlag {
-        kind: FlagKind::SettledWithoutTransfer,
-        payment_id: Some(PaymentId::from("p")),
-        order_id: Some("o".into()),
-        subject: String::new(),
-        detail: json!({}),
-    };
-    let raise = [unmatched.clone(), without.clone(), unmatched.clone()];
-    assert_eq!(db.store.money_flags(&raise, &[], at(1)).await.unwrap(), 2);
-    assert_eq!(db.store.money_flags(&raise, &[], at(2)).await.unwrap(), 0, "both are open");
-    assert_eq!(db.flags().await, ["settled_without_transfer:p", "unmatched_transfer:"]);
-    let close = MootFlag {
-        kind: FlagKind::UnmatchedTransfer,
-        payment_id: None,
-        subject: unmatched.subject.clone(),
-        note: "payment p claims it".to_owned(),
-    };
-    assert_eq!(db.store.money_flags(&[], &[close], at(3)).await.unwrap(), 0);
-    let note =
-        db.value("SELECT closed_by || ': ' || note FROM {flags} WHERE payment_id = ''").await;
-    assert_eq!(note.as_deref(), Some("reconciled: payment p claims it"));
-    assert_eq!(db.store.money_flags(&raise, &[], at(4)).await.unwrap(), 1, "raised again");
-    db.gateway
-        .execute("UPDATE {flags} SET closed_at = opened_at, closed_by = 'alice'", &[])
-        .await
-        .unwrap();
-    assert_eq!(db.store.money_flags(&raise, &[], at(5)).await.unwrap(), 0);
-    assert!(db.flags().await.is_empty(), "what a person closed stays closed");
 }
 
 // ---- Ledger to chain
@@ -438,18 +407,20 @@ async fn records_whose_transfer_is_gone_are_found(db: &TestDb) {
     db.apply("dup", settled("dup")).await;
     let lost = seen("lost", 99, 1);
     scanned(db, &[lost]).await;
-    let flag = LedgerFlag {
-        kind: FlagKind::UnmatchedTransfer,
+    let flag = RaisedFlag {
         payment_id: None,
         order_id: None,
-        subject: log_subject(&lost.transfer),
-        detail: json!({
-            "token": lost.transfer.token, "pay_to": lost.transfer.to,
-            "amount": lost.transfer.value, "tx_hash": lost.transfer.tx_hash,
-            "log_index": lost.transfer.log_index,
-        }),
+        flag: Flag {
+            kind: FlagKind::UnmatchedTransfer,
+            subject: log_subject(&lost.transfer),
+            detail: json!({
+                "token": lost.transfer.token, "pay_to": lost.transfer.to,
+                "amount": lost.transfer.value, "tx_hash": lost.transfer.tx_hash,
+                "log_index": lost.transfer.log_index,
+            }),
+        },
     };
-    db.store.money_flags(&[flag], &[], at(20)).await.unwrap();
+    db.store.account_flags(&[flag], &[], at(20)).await.unwrap();
     assert!(db.store.unbacked(CHAIN, T0, 10).await.unwrap().is_empty(), "both transfers are known");
     db.gateway.execute("DELETE FROM {transfers}", &[]).await.unwrap();
     let found = db.store.unbacked(CHAIN, T0, 10).await.unwrap();

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use sqlx::{PgConnection, PgPool};
 
 use crate::domain::{
-    BlockTime, CLOSED_BY_ITSELF, ChainId, FlagKind, FlagState, KnownTransfer, LedgerKey,
-    LedgerPage, PaymentId, RefundStatus, Timestamp, log_subject,
+    BlockTime, ChainId, FlagKind, FlagState, KnownTransfer, LedgerKey, LedgerPage, PaymentId,
+    RefundStatus, Timestamp, log_subject,
 };
 use crate::store::StoreError;
 use crate::store::postgres::rows::{block_datetime, datetime, hex, select_payments, texts};
@@ -166,11 +166,10 @@ async fn read_records(
              FROM reconciled.flags
             WHERE (payment_id = ANY($1::text[]) AND payment_id <> ''
                    OR payment_id = '' AND kind = $2 AND subject = ANY($3::text[]))
-              AND (closed_at IS NULL OR closed_by IS DISTINCT FROM $4)"#,
+              AND cause_gone_at IS NULL"#,
         ids,
         FlagKind::UnmatchedTransfer.code(),
         &subjects,
-        CLOSED_BY_ITSELF,
     )
     .fetch_all(&mut *connection)
     .await
@@ -208,6 +207,26 @@ pub(super) async fn unaccounted_since(
     oldest
         .map(|secs| Ok(BlockTime::from_secs(unsigned("transfers", "block_time", secs)?)))
         .transpose()
+}
+
+pub(super) async fn missed_by_scan(
+    pool: &PgPool,
+    chain_id: ChainId,
+) -> Result<Option<u64>, StoreError> {
+    let oldest = sqlx::query_scalar!(
+        "SELECT min(t.block_number)
+           FROM reconciled.transfers t
+           JOIN reconciled.cursors c
+             ON c.chain_id = t.chain_id AND c.token = t.token AND c.pay_to = t.pay_to
+          WHERE t.chain_id = $1 AND t.orphaned_at IS NULL AND t.unaccounted_since IS NOT NULL
+            AND t.scanned_at IS NULL AND t.payment_id IS NOT NULL
+            AND t.block_number BETWEEN c.first_block AND c.block_number",
+        column_number(chain_id.get()),
+    )
+    .fetch_one(pool)
+    .await
+    .map_err(|source| StoreError::from_sqlx("to look for missed transfers", source))?;
+    oldest.map(|number| unsigned("transfers", "block_number", number)).transpose()
 }
 
 pub(super) async fn mark(

@@ -4,12 +4,11 @@ use sqlx::types::time::OffsetDateTime;
 use sqlx::{PgConnection, PgPool};
 
 use crate::domain::{
-    BlockRef, CLOSED_BY_ITSELF, ChainId, Cursor, FlagKind, PaymentId, Receiver, ScannedTransfer,
-    Timestamp,
+    BlockRef, ChainId, Cursor, GoneFlag, PaymentId, Receiver, ScannedTransfer, Timestamp,
 };
-use crate::store::postgres::finish;
 use crate::store::postgres::rows::{block_datetime, datetime, hex};
-use crate::store::row::{LEFT_THE_CHAIN, RawCursor, column_number};
+use crate::store::postgres::{finish, flags};
+use crate::store::row::{RawCursor, column_number, left_the_chain};
 use crate::store::{Ingested, ScanPage, StoreError};
 
 pub(super) async fn cursors(pool: &PgPool, chain_id: ChainId) -> Result<Vec<Cursor>, StoreError> {
@@ -234,22 +233,9 @@ async fn take_back(
     )
     .fetch_all(&mut *connection)
     .await?;
-    let subjects: Vec<String> =
-        gone.iter().filter(|row| row.payment_id.is_none()).map(|row| row.subject.clone()).collect();
-    if !subjects.is_empty() {
-        sqlx::query!(
-            "UPDATE reconciled.flags SET closed_at = $3, closed_by = $4, note = $5
-              WHERE payment_id = '' AND kind = $1 AND subject = ANY($2::text[])
-                AND closed_at IS NULL",
-            FlagKind::UnmatchedTransfer.code(),
-            &subjects,
-            datetime(now),
-            CLOSED_BY_ITSELF,
-            LEFT_THE_CHAIN,
-        )
-        .execute(connection)
-        .await?;
-    }
+    let nobody_s = gone.iter().filter(|row| row.payment_id.is_none());
+    let flags: Vec<GoneFlag> = nobody_s.map(|row| left_the_chain(&row.subject)).collect();
+    flags::write(connection, &[], &flags, datetime(now)).await?;
     Ok(gone.into_iter().filter_map(|row| row.payment_id).map(PaymentId::new).collect())
 }
 

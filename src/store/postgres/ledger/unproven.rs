@@ -7,8 +7,8 @@ use sqlx::PgPool;
 use sqlx::types::time::OffsetDateTime;
 
 use crate::domain::{
-    Account, CLOSED_BY_ITSELF, ChainId, FlagKind, PaymentId, RawPayment, Receiver, RefundStatus,
-    Timestamp, Transfer, Unbacked,
+    Account, ChainId, FlagKind, PaymentId, RawPayment, Receiver, RefundStatus, Timestamp, Transfer,
+    Unbacked,
 };
 use crate::store::postgres::rows::{block_datetime, datetime, hex, select_payments, texts};
 use crate::store::row::{coded, column_number, parsed, unbacked_flag};
@@ -201,17 +201,16 @@ pub(super) async fn unbacked(
         r#"SELECT f.subject, f.detail::text AS "detail!"
              FROM reconciled.flags f
             WHERE f.kind = $1 AND f.payment_id = '' AND f.opened_at >= $2
-              AND (f.closed_at IS NULL OR f.closed_by IS DISTINCT FROM $3)
-              AND split_part(f.subject, ':', 1) = $4
+              AND f.cause_gone_at IS NULL
+              AND split_part(f.subject, ':', 1) = $3
               AND NOT EXISTS (
                       SELECT FROM reconciled.transfers t
                        WHERE t.tx_hash = split_part(f.subject, ':', 2)
                          AND t.log_index::text = split_part(f.subject, ':', 3)
-                         AND t.chain_id = $5 AND t.orphaned_at IS NULL)
-            ORDER BY f.id LIMIT $6"#,
+                         AND t.chain_id = $4 AND t.orphaned_at IS NULL)
+            ORDER BY f.id LIMIT $5"#,
         FlagKind::UnmatchedTransfer.code(),
         datetime(since),
-        CLOSED_BY_ITSELF,
         chain_id.to_string(),
         column_number(chain_id.get()),
         i64::from(limit),

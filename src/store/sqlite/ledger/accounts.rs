@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use sqlx::{Row, SqliteConnection};
 
 use crate::domain::{
-    BlockTime, CLOSED_BY_ITSELF, ChainId, FlagKind, FlagState, KnownTransfer, LedgerKey,
-    LedgerPage, PaymentId, RefundStatus, Timestamp, log_subject,
+    BlockTime, ChainId, FlagKind, FlagState, KnownTransfer, LedgerKey, LedgerPage, PaymentId,
+    RefundStatus, Timestamp, log_subject,
 };
 use crate::store::StoreError;
 use crate::store::row::{RawTransfer, coded, column_number, parsed, unsigned};
@@ -142,16 +142,15 @@ async fn read_records(
     let flags: Vec<(String, String, String, bool)> = sqlx::query_as(
         "SELECT kind, payment_id, subject, closed_at IS NULL FROM reconciled_flags
          WHERE payment_id <> '' AND payment_id IN (SELECT value FROM json_each(?1))
-           AND (closed_at IS NULL OR closed_by IS NOT ?4)
+           AND cause_gone_at IS NULL
          UNION ALL
          SELECT kind, payment_id, subject, closed_at IS NULL FROM reconciled_flags
          WHERE payment_id = '' AND kind = ?2 AND subject IN (SELECT value FROM json_each(?3))
-           AND (closed_at IS NULL OR closed_by IS NOT ?4)",
+           AND cause_gone_at IS NULL",
     )
     .bind(ids)
     .bind(FlagKind::UnmatchedTransfer.code())
     .bind(id_list(subjects.iter().map(String::as_str)))
-    .bind(CLOSED_BY_ITSELF)
     .fetch_all(&mut *conn)
     .await
     .map_err(get)?;
@@ -188,6 +187,26 @@ pub(super) async fn unaccounted_since(
     oldest
         .map(|secs| Ok(BlockTime::from_secs(unsigned("transfers", "block_time", secs)?)))
         .transpose()
+}
+
+pub(super) async fn missed_by_scan(
+    store: &SqliteStore,
+    chain_id: ChainId,
+) -> Result<Option<u64>, StoreError> {
+    let oldest: Option<i64> = sqlx::query_scalar(
+        "SELECT min(t.block_number)
+         FROM reconciled_transfers t
+         JOIN reconciled_cursors c
+            ON c.chain_id = t.chain_id AND c.token = t.token AND c.pay_to = t.pay_to
+         WHERE t.chain_id = ? AND t.orphaned_at IS NULL AND t.unaccounted_since IS NOT NULL
+           AND t.scanned_at IS NULL AND t.payment_id IS NOT NULL
+           AND t.block_number BETWEEN c.first_block AND c.block_number",
+    )
+    .bind(column_number(chain_id.get()))
+    .fetch_one(&store.reader)
+    .await
+    .map_err(failed("to look for missed transfers"))?;
+    oldest.map(|number| unsigned("transfers", "block_number", number)).transpose()
 }
 
 pub(super) async fn mark(

@@ -4,13 +4,10 @@ use std::collections::BTreeSet;
 
 use sqlx::{Row, SqliteConnection};
 
-use crate::domain::{
-    BlockRef, CLOSED_BY_ITSELF, ChainId, Cursor, FlagKind, PaymentId, Receiver, ScannedTransfer,
-    Timestamp,
-};
-use crate::store::row::{LEFT_THE_CHAIN, RawCursor, column_number};
+use crate::domain::{BlockRef, ChainId, Cursor, PaymentId, Receiver, ScannedTransfer, Timestamp};
+use crate::store::row::{RawCursor, column_number, left_the_chain};
 use crate::store::sqlite::write::lower_hex;
-use crate::store::sqlite::{SqliteStore, failed, finish};
+use crate::store::sqlite::{SqliteStore, failed, finish, flags};
 use crate::store::{Ingested, ScanPage, StoreError};
 
 pub(super) async fn cursors(
@@ -247,31 +244,11 @@ async fn take_back(
             Some(payment) => vanished.push(PaymentId::new(payment)),
             None => {
                 let subject = format!("{}:{}:{}", page.chain_id, log.1, log.2);
-                close_flag(conn, &subject, now).await?;
+                flags::write(conn, &[], &[left_the_chain(&subject)], now).await?;
             }
         }
     }
     Ok(vanished)
-}
-
-async fn close_flag(
-    conn: &mut SqliteConnection,
-    subject: &str,
-    now: Timestamp,
-) -> Result<(), StoreError> {
-    sqlx::query(
-        "UPDATE reconciled_flags SET closed_at = ?, closed_by = ?, note = ?
-         WHERE payment_id = '' AND kind = ? AND subject = ? AND closed_at IS NULL",
-    )
-    .bind(now.as_millis())
-    .bind(CLOSED_BY_ITSELF)
-    .bind(LEFT_THE_CHAIN)
-    .bind(FlagKind::UnmatchedTransfer.code())
-    .bind(subject)
-    .execute(conn)
-    .await
-    .map_err(failed("to close a flag"))?;
-    Ok(())
 }
 
 pub(super) async fn rewind(

@@ -4,8 +4,8 @@ use alloy_primitives::Address;
 use sqlx::SqliteConnection;
 
 use crate::domain::{
-    Account, CLOSED_BY_ITSELF, ChainId, FlagKind, PaymentId, RawPayment, Receiver, RefundStatus,
-    Timestamp, Transfer, Unbacked,
+    Account, ChainId, FlagKind, PaymentId, RawPayment, Receiver, RefundStatus, Timestamp, Transfer,
+    Unbacked,
 };
 use crate::store::row::{coded, column_number, parsed, unbacked_flag};
 use crate::store::sqlite::write::lower_hex;
@@ -174,17 +174,15 @@ pub(super) async fn unbacked(
     let flags: Vec<(String, String)> = sqlx::query_as(
         "SELECT f.subject, f.detail FROM reconciled_flags f
          WHERE f.kind = ?1 AND f.payment_id = '' AND f.opened_at >= ?2
-           AND (f.closed_at IS NULL OR f.closed_by IS NOT ?3)
-           AND f.subject LIKE ?4 || ':%'
+           AND f.cause_gone_at IS NULL AND f.subject LIKE ?3 || ':%'
            AND NOT EXISTS (SELECT 1 FROM reconciled_transfers t
                            WHERE t.tx_hash = json_extract(f.detail, '$.tx_hash')
                              AND t.log_index = json_extract(f.detail, '$.log_index')
-                             AND t.chain_id = ?4 AND t.orphaned_at IS NULL)
-         ORDER BY f.id LIMIT ?5",
+                             AND t.chain_id = ?3 AND t.orphaned_at IS NULL)
+         ORDER BY f.id LIMIT ?4",
     )
     .bind(FlagKind::UnmatchedTransfer.code())
     .bind(since.as_millis())
-    .bind(CLOSED_BY_ITSELF)
     .bind(column_number(chain_id.get()))
     .bind(limit)
     .fetch_all(&store.reader)
