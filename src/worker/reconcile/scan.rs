@@ -138,7 +138,10 @@ impl Reconciler {
             if let Some(passed) = cursors.iter().find(|c| c.block.number >= missed) {
                 let from = passed.block;
                 let group: Vec<Cursor> = cursors.into_iter().filter(|c| c.block == from).collect();
-                let reading = self.read_back(watched, from, missed.saturating_sub(1));
+                // An answer that left one out may have left out its neighbours.
+                let back = missed.saturating_sub(watched.chain.settings().log_range_max);
+                let first = group.iter().map(|cursor| cursor.first_block).min().unwrap_or(1);
+                let reading = self.read_back(watched, from, back.max(first).saturating_sub(1));
                 let Some(read) = unless_stopped(stop, reading).await else { return Ok(None) };
                 return self.write(watched, &group, from, read).await.map(Some);
             }
