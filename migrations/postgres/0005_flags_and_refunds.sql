@@ -14,11 +14,15 @@ CREATE INDEX flags_payment ON reconciled.flags (payment_id, id);
 DROP INDEX reconciled.flags_open;
 CREATE INDEX flags_open ON reconciled.flags (opened_at, id) WHERE closed_at IS NULL;
 
--- Where the search for a refund on chain stands: when it was last made, and the last block that it covered,
--- which was final.
+-- Where the search for a refund on chain stands: when it was last made or given up for now, and why; the last
+-- block that it covered, which was final; when it began with the first block, and whether a use of the nonce
+-- was seen since.
 ALTER TABLE reconciled.refunds_owed
     ADD COLUMN searched_at timestamptz,
-    ADD COLUMN searched_to bigint;
+    ADD COLUMN searched_to bigint,
+    ADD COLUMN search_begun_at timestamptz,
+    ADD COLUMN search_use_seen boolean NOT NULL DEFAULT false,
+    ADD COLUMN search_problem text;
 CREATE INDEX refunds_owed_search
     ON reconciled.refunds_owed (chain_id, searched_at NULLS FIRST, id)
     WHERE status IN ('owed', 'claimed', 'sent', 'blocked');

@@ -28,7 +28,14 @@ CREATE INDEX reconciled_flags_payment ON reconciled_flags (payment_id, id);
 -- The page a person reads, oldest first.
 CREATE INDEX reconciled_flags_open ON reconciled_flags (opened_at, id) WHERE closed_at IS NULL;
 
--- Where the search for a refund on chain stands: when it was last made, and the last block that it covered,
--- which was final.
+-- Where the search for a refund on chain stands: when it was last made or given up for now, and why; the last
+-- block that it covered, which was final; when it began with the first block, and whether a use of the nonce
+-- was seen since.
 ALTER TABLE reconciled_refunds_owed ADD COLUMN searched_at INTEGER;
 ALTER TABLE reconciled_refunds_owed ADD COLUMN searched_to INTEGER;
+ALTER TABLE reconciled_refunds_owed ADD COLUMN search_begun_at INTEGER;
+ALTER TABLE reconciled_refunds_owed ADD COLUMN search_use_seen INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE reconciled_refunds_owed ADD COLUMN search_problem TEXT;
+CREATE INDEX reconciled_refunds_owed_search
+    ON reconciled_refunds_owed (chain_id, searched_at, id)
+    WHERE status IN ('owed', 'claimed', 'sent', 'blocked');

@@ -29,18 +29,28 @@ fn authorization(asked: &Asked) -> Authorization {
 
 /// `authorizationState` of the token.
 pub(super) fn state_call(asked: &Asked) -> StateCall {
-    let call = authorizationStateCall { authorizer: asked.payer, nonce: asked.nonce };
-    StateCall { target: asked.token, what: "authorizationState", data: call.abi_encode().into() }
+    state_call_of(asked.token, asked.payer, asked.nonce)
+}
+
+/// The call for whether this authorizer used this nonce.
+pub(super) fn state_call_of(token: Address, authorizer: Address, nonce: B256) -> StateCall {
+    let call = authorizationStateCall { authorizer, nonce };
+    StateCall { target: token, what: "authorizationState", data: call.abi_encode().into() }
 }
 
 /// The bool in the word the token answered with: 0 or 1 and nothing else.
 pub(super) fn is_used(asked: &Asked, word: U256) -> Result<bool, ReadFailure> {
+    flag_of(asked.token, word)
+}
+
+/// The same, of the authorization's token.
+pub(super) fn flag_of(token: Address, word: U256) -> Result<bool, ReadFailure> {
     match word {
         U256::ZERO => Ok(false),
         U256::ONE => Ok(true),
         _ => Err(ReadFailure::new(
             ReadFailureKind::BadAnswer,
-            format!("authorizationState of {} is neither true nor false", asked.token),
+            format!("authorizationState of {} is neither true nor false", token),
         )),
     }
 }

@@ -68,7 +68,7 @@ impl Chain {
     }
 
     /// The endpoints, beginning at the next one each time; those that would not be asked now come last.
-    fn in_turn(&self) -> Vec<usize> {
+    pub(super) fn in_turn(&self) -> Vec<usize> {
         let count = self.endpoints.len();
         let first = self.turn.fetch_add(1, Ordering::Relaxed) % count.max(1);
         let (spared, mut order): (Vec<usize>, Vec<usize>) = (0..count)

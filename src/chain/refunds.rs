@@ -3,23 +3,23 @@
 //! Only final blocks are searched, so that nothing found can be taken back. One search covers a bounded
 //! range, and says how far it came: the caller goes on from there. Nothing is concluded here.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use alloy_primitives::{Address, B256, U64, U256};
 use alloy_sol_types::SolEvent;
 use serde_json::json;
 
-use super::blocks::{header_by_number, header_call, parse_header};
+use super::blocks::{header_by_number, parse_header};
 use super::eip3009::{
     AuthorizationCanceled, AuthorizationUsed, Transfer, pair, place, place_behind,
 };
 use super::endpoint::Endpoint;
-use super::error::CallError;
+use super::heads::Heads;
 use super::logs::{LogFilter, TokenLog};
-use super::multicall::check_chain_id;
+use super::multicall::{StateCall, check_chain_id};
 use super::transport::{Call, decode};
-use super::{Chain, ChainSettings};
+use super::{Chain, ChainSettings, eip3009};
 use crate::domain::{
     BlockRef, BlockTime, Consumption, ConsumptionKind, LogRef, NonceUse, OpenRefund, ReadFailure,
     ReadFailureKind, RefundPolicy, RefundReading, RefundSearch, Timestamp,
@@ -28,36 +28,43 @@ use crate::domain::{
 /// The most log reads one search makes at the widest range an endpoint takes; what is left is for the next.
 const READS_PER_SEARCH: u64 = 32;
 
-/// The most uses of the nonces in one search. A nonce can be used by any number of strangers.
-const USES_MAX: usize = 500;
+/// The most uses of one nonce in one search. A nonce can be used by any number of strangers, for nothing:
+/// one that is used more often is not looked into, and its record goes without (I11).
+const USES_PER_NONCE_MAX: usize = 32;
+
+/// The most blocks with uses that one search looks into; the nonces used most often go without first.
+const USE_BLOCKS_MAX: usize = 128;
 
 impl Chain {
-    /// Searches for all these records at once, at one endpoint after another, until `policy.quorum` of
-    /// them have answered. Never fails: an endpoint that shows nothing is a reading that says why. It
-    /// takes at most `within`, of which each endpoint has its share.
+    /// Searches for all these records at once, at one endpoint after another, beginning at the next one each
+    /// time, until `is_enough` says so of what has been read. Never fails: an endpoint that shows nothing is
+    /// a reading that says why. It takes at most `within`, of which each endpoint has its share. `now` is the
+    /// local time, used for nothing but the age of an endpoint's head.
     pub async fn search_refunds(
         &self,
         refunds: &[OpenRefund],
         policy: &RefundPolicy,
+        now: Timestamp,
         within: Duration,
+        is_enough: impl Fn(&[RefundReading]) -> bool,
     ) -> Vec<RefundReading> {
         let ends_at = Instant::now() + within;
-        let mut readings = Vec::new();
-        let mut answers = 0;
-        // Those that want to be left alone come last.
-        let mut order: Vec<&Endpoint> = self.endpoints.iter().map(AsRef::as_ref).collect();
-        order.sort_by_key(|endpoint| endpoint.is_spared());
-        for (place, endpoint) in order.iter().enumerate() {
-            let waiting = u32::try_from(order.len() - place).unwrap_or(u32::MAX);
+        let mut readings: Vec<RefundReading> = Vec::new();
+        let order = self.in_turn();
+        for (turn, place) in order.iter().enumerate() {
+            let endpoint = &self.endpoints[*place];
+            let waiting = u32::try_from(order.len() - turn).unwrap_or(u32::MAX);
             let share = ends_at.saturating_duration_since(Instant::now()) / waiting;
-            let search = endpoint.search_refunds(&self.settings, refunds, policy);
+            // All search the same blocks, as far as each gets: else they have nothing to agree on.
+            let first = readings.iter().find_map(|r| r.outcome.as_ref().ok());
+            let first = first.map(|search| (search.from_block, search.to_block));
+            let search = endpoint.search_refunds(&self.settings, refunds, policy, first, now);
             let outcome = tokio::time::timeout(share, search).await.unwrap_or_else(|_| {
                 let detail = format!("the search was given up after {:.1} s", share.as_secs_f64());
                 Err(ReadFailure::new(ReadFailureKind::Unreachable, detail))
             });
-            answers += usize::from(outcome.is_ok());
             readings.push(RefundReading { endpoint: endpoint.name.clone(), outcome });
-            if answers >= policy.quorum.max(1) {
+            if is_enough(&readings) {
                 break;
             }
         }
@@ -71,47 +78,64 @@ impl Endpoint {
         settings: &ChainSettings,
         refunds: &[OpenRefund],
         policy: &RefundPolicy,
+        first: Option<(u64, u64)>,
+        now: Timestamp,
     ) -> Result<RefundSearch, ReadFailure> {
-        let (head, finalized) = self.final_block(settings).await?;
+        let heads = self.heads(settings).await?;
+        self.check_chain(settings).await?;
+        // What a head that stands still does not show may well be there.
+        self.see_head(settings, &heads.head, now)?;
+        let slack = lookback_blocks(settings);
         let span = self.memory().log_width.blocks().saturating_mul(READS_PER_SEARCH);
-        let from_block = self.first_block(settings, refunds, span, &head, &finalized).await?;
-        let to_block = from_block.saturating_add(span - 1).min(finalized.number);
-        let mut found = Vec::new();
+        let finalized = heads.finalized;
+        let last_of = |begins_at: u64| begins_at.saturating_add(span - 1).min(finalized.number);
+        let (from_block, to_block) = match first {
+            None => {
+                let from = self.first_block(settings, refunds, span, &heads).await?;
+                (from, last_of(from))
+            }
+            // Each gets further than the search before, however narrow its own ranges are.
+            Some((from, to)) => {
+                let reached = refunds.iter().map(|r| r.reached(finalized.number, slack)).min();
+                let begins_at = reached.flatten().map_or(from, |block| from.max(block + 1));
+                (from, last_of(begins_at).min(to))
+            }
+        };
+        let mut by_nonce: BTreeMap<B256, Vec<TokenLog>> = BTreeMap::new();
         let filter = uses_filter(refunds, policy);
         let take = |logs: Vec<TokenLog>| {
-            found.extend(logs);
-            found.len() <= USES_MAX
+            for log in logs {
+                let uses = by_nonce.entry(log.topics[2]).or_default();
+                // One more than is looked into says that there were more.
+                if uses.len() <= USES_PER_NONCE_MAX {
+                    uses.push(log);
+                }
+            }
+            true
         };
         self.scan_logs(&filter, from_block, to_block, take).await?;
-        if found.len() > USES_MAX {
-            let detail = format!(
-                "more than {USES_MAX} uses of refund nonces in blocks {from_block} to {to_block}; name \
-                 the wallets that count in refund_wallets"
-            );
-            return Err(ReadFailure::new(ReadFailureKind::BadAnswer, detail));
-        }
+        let flooded = take_floods(&mut by_nonce);
+        let found: Vec<TokenLog> = by_nonce.into_values().flatten().collect();
         let uses = self.uses(&found).await?;
-        Ok(RefundSearch { from_block, to_block, finalized, uses })
+        let (consumed, unread) = self.consumed(settings, refunds, policy, &heads.head).await;
+        let range = RefundSearch {
+            from_block,
+            to_block,
+            finalized,
+            slack,
+            uses,
+            flooded,
+            consumed,
+            unread,
+        };
+        Ok(range)
     }
 
-    /// The newest block, and the newest final one, of the right chain.
-    async fn final_block(
-        &self,
-        settings: &ChainSettings,
-    ) -> Result<(BlockRef, BlockRef), ReadFailure> {
-        let chain_id = Call { method: "eth_chainId", params: json!([]) };
-        let calls = [chain_id, header_call("latest"), header_call("finalized")];
-        let mut results = self.transport.batch(&calls).await.into_iter();
-        let mut next = || {
-            let missing = || CallError::BadAnswer("an answer is missing".to_owned());
-            results.next().unwrap_or_else(|| Err(missing()))
-        };
-        let id: U64 = decode("eth_chainId", &next()?)?;
-        // Every time: on another chain nothing would be found, and the search would pass it over for good.
-        check_chain_id(settings, U256::from(id))?;
-        let head = parse_header("latest", &next()?)?;
-        let finalized = parse_header("finalized", &next()?)?;
-        Ok((head, finalized))
+    /// Every time: on another chain nothing would be found, and the search would pass it over for good.
+    async fn check_chain(&self, settings: &ChainSettings) -> Result<(), ReadFailure> {
+        let call = Call { method: "eth_chainId", params: json!([]) };
+        let id: U64 = decode("eth_chainId", &self.transport.call(call).await?)?;
+        check_chain_id(settings, U256::from(id))
     }
 
     /// Where the search starts: where the last one ended, less the lookback, in case that one was answered
@@ -121,22 +145,56 @@ impl Endpoint {
         settings: &ChainSettings,
         refunds: &[OpenRefund],
         span: u64,
-        head: &BlockRef,
-        finalized: &BlockRef,
+        heads: &Heads,
     ) -> Result<u64, ReadFailure> {
-        let again = settings.log_lookback.as_millis() / settings.block_time.as_millis().max(1);
+        let finalized = heads.finalized;
+        let slack = lookback_blocks(settings);
         // Every search gets further than the one before it, however narrow the endpoint's ranges are.
-        let again = u64::try_from(again).unwrap_or(u64::MAX).min(span / 2);
-        let reached = refunds.iter().filter_map(|refund| refund.searched_to).min();
-        let reached = reached.map(|block| (block + 1).saturating_sub(again));
-        let fresh = refunds.iter().filter(|refund| refund.searched_to.is_none());
+        let again = slack.min(span / 2);
+        let reached = |refund: &OpenRefund| refund.reached(finalized.number, slack);
+        let before = refunds.iter().filter_map(reached).min();
+        let before = before.map(|block| (block + 1).saturating_sub(again));
+        let fresh = refunds.iter().filter(|refund| reached(refund).is_none());
         let Some(made_at) = fresh.map(|refund| refund.detected_at).min() else {
-            return Ok(reached.unwrap_or(finalized.number));
+            return Ok(before.unwrap_or(finalized.number));
         };
         let start: Timestamp = made_at.saturating_sub(settings.log_lookback);
         let start = BlockTime::from_secs(u64::try_from(start.as_millis() / 1_000).unwrap_or(0));
-        let fresh = self.block_at(start, head, finalized, settings.block_time).await?;
-        Ok(reached.map_or(fresh, |block| block.min(fresh)))
+        let fresh = self.block_at(start, &heads.head, &finalized, settings.block_time).await?;
+        Ok(before.map_or(fresh, |block| block.min(fresh)).min(finalized.number))
+    }
+
+    /// Which of the records in somebody's hands have their nonce used by one of the wallets, and of which
+    /// that could not be read. Without named wallets there is nobody to ask about.
+    async fn consumed(
+        &self,
+        settings: &ChainSettings,
+        refunds: &[OpenRefund],
+        policy: &RefundPolicy,
+        head: &BlockRef,
+    ) -> (BTreeSet<i64>, BTreeSet<i64>) {
+        let in_hand = refunds.iter().filter(|r| r.is_in_hand() && !r.is_use_seen);
+        let asked: Vec<(&OpenRefund, Address)> =
+            in_hand.flat_map(|r| policy.wallets.iter().map(move |wallet| (r, *wallet))).collect();
+        let calls: Vec<StateCall> = asked
+            .iter()
+            .map(|(refund, wallet)| {
+                eip3009::state_call_of(refund.token, *wallet, refund.refund_nonce)
+            })
+            .collect();
+        let (mut consumed, mut unread) = (BTreeSet::new(), BTreeSet::new());
+        if calls.is_empty() {
+            return (consumed, unread);
+        }
+        let words = self.words(settings, &calls, head).await;
+        for ((refund, _), word) in asked.into_iter().zip(words) {
+            match word.and_then(|word| eip3009::flag_of(refund.token, word)) {
+                Ok(true) => consumed.insert(refund.id),
+                Ok(false) => false,
+                Err(_) => unread.insert(refund.id),
+            };
+        }
+        (consumed, unread)
     }
 
     /// What each of these uses came to, and the blocks they are in, which must be canonical.
@@ -193,6 +251,33 @@ impl Endpoint {
             })
             .collect()
     }
+}
+
+fn lookback_blocks(settings: &ChainSettings) -> u64 {
+    let blocks = settings.log_lookback.as_millis() / settings.block_time.as_millis().max(1);
+    u64::try_from(blocks).unwrap_or(u64::MAX)
+}
+
+/// Takes out the nonces that are used too often to be looked into.
+fn take_floods(by_nonce: &mut BTreeMap<B256, Vec<TokenLog>>) -> BTreeSet<B256> {
+    let too_many = |uses: &Vec<TokenLog>| uses.len() > USES_PER_NONCE_MAX;
+    let mut flooded: BTreeSet<B256> =
+        by_nonce.iter().filter(|(_, uses)| too_many(uses)).map(|(nonce, _)| *nonce).collect();
+    by_nonce.retain(|_, uses| !too_many(uses));
+    let mut blocks = BTreeSet::new();
+    let mut rarest: Vec<(usize, B256)> = by_nonce.iter().map(|(n, u)| (u.len(), *n)).collect();
+    rarest.sort_unstable();
+    for (_, nonce) in rarest {
+        let here = by_nonce.get(&nonce).into_iter().flatten().map(|log| log.block_number);
+        blocks.extend(here);
+        // The page's refunds themselves, one use each, are never a flood.
+        let uses = by_nonce.get(&nonce).map_or(0, Vec::len);
+        if blocks.len() > USE_BLOCKS_MAX && uses > 1 {
+            by_nonce.remove(&nonce);
+            flooded.insert(nonce);
+        }
+    }
+    flooded
 }
 
 /// Uses and cancellations of the records' nonces by the refund wallets; by anybody where none are named.

@@ -46,17 +46,23 @@ pub async fn list(args: &FlagsListArgs) -> anyhow::Result<Ending> {
 /// Closes flags in somebody's name.
 pub async fn close(args: &FlagsCloseArgs) -> anyhow::Result<Ending> {
     let store = open_store(&args.config.config).await?;
-    let outcomes = store.close_flags(&args.ids, &args.by, &args.note, SystemClock.now()).await?;
+    // Named twice, it is closed once.
+    let mut ids = Vec::with_capacity(args.ids.len());
+    for id in &args.ids {
+        if !ids.contains(id) {
+            ids.push(*id);
+        }
+    }
+    let outcomes = store.close_flags(&ids, &args.by, &args.note, SystemClock.now()).await?;
     if args.json {
-        let answers: Vec<Value> = args
-            .ids
+        let answers: Vec<Value> = ids
             .iter()
             .zip(&outcomes)
             .map(|(id, outcome)| json!({ "id": id, "outcome": outcome }))
             .collect();
         println!("{}", serde_json::to_string_pretty(&answers)?);
     } else {
-        for (id, outcome) in args.ids.iter().zip(&outcomes) {
+        for (id, outcome) in ids.iter().zip(&outcomes) {
             match outcome {
                 CloseOutcome::Closed => println!("flag {id} is closed"),
                 CloseOutcome::ClosedBefore(closing) => eprintln!(

@@ -183,6 +183,15 @@ impl Decision<'_> {
             // Owed back once already: it stands (I6), and never pays an order as well (I4).
             if recorded.is_none_or(|r| !r.transfer.is_same_log(&settlement.transfer)) {
                 resolution.refund = RefundChange::Follow(*settlement);
+                // What is in other hands goes out as it was when they took it.
+                let before = recorded.map(|known| known.transfer.value);
+                let is_other = before.is_some_and(|value| value != settlement.transfer.value);
+                if is_other && self.situation.refund.is_some_and(RefundStatus::is_in_other_hands) {
+                    let detail = json!({ "before": recorded, "settlement": settlement });
+                    let occasion = self.time_of(settlement);
+                    let kind = FlagKind::ReorgedAfterRefund;
+                    resolution = resolution.flagged_once(kind, &occasion, detail);
+                }
             }
             resolution.identifiers = Some(match order.status {
                 OrderStatus::Paid => IdentifierStatus::Settled,

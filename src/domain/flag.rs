@@ -12,8 +12,8 @@ use serde_json::Value;
 
 use super::order::column_code;
 use super::{
-    Finality, Inconclusive, OrderId, OrderStatus, PaymentId, Phase, RefundChange, RefundStatus,
-    Resolution, Situation, TransferChange, Verdict,
+    Finality, Inconclusive, Method, OrderId, OrderStatus, PaymentId, Phase, RefundChange,
+    RefundStatus, Resolution, Situation, TransferChange, Verdict,
 };
 
 column_code! {
@@ -55,6 +55,8 @@ column_code! {
         SettledOrderOver = "settled_order_over",
         /// A block that was final is not canonical any more.
         FinalizedReorg = "finalized_reorg",
+        /// A refund record that cannot be parsed; the detail names the column (I11).
+        MalformedRefund = "malformed_refund",
     }
 }
 
@@ -84,7 +86,8 @@ impl FlagKind {
             | Self::AuthorizationReused
             | Self::StockMissing
             | Self::RefundMismatch
-            | Self::FinalizedReorg => None,
+            | Self::FinalizedReorg
+            | Self::MalformedRefund => None,
         }
     }
 }
@@ -233,18 +236,18 @@ impl After<'_> {
             }
             // One that is owed again by now may have been called off by a person before.
             FlagKind::ReorgedAfterRefund => {
-                let in_other_hands = matches!(
-                    self.refund(),
-                    Some(RefundStatus::Claimed | RefundStatus::Sent | RefundStatus::Paid)
-                );
-                in_other_hands && self.finality() == Some(Finality::Final)
+                let in_other_hands = self.refund().is_some_and(RefundStatus::is_in_other_hands);
+                // Permit2's `upto` can land again for another value than the one that goes back.
+                let is_same_money = self.situation.payment.method != Method::Permit2;
+                in_other_hands && is_same_money && self.finality() == Some(Finality::Final)
             }
             FlagKind::NonceUsedElsewhere
             | FlagKind::AuthorizationReused
             | FlagKind::StockMissing
             | FlagKind::UnmatchedTransfer
             | FlagKind::RefundMismatch
-            | FlagKind::FinalizedReorg => false,
+            | FlagKind::FinalizedReorg
+            | FlagKind::MalformedRefund => false,
         }
     }
 

@@ -46,7 +46,7 @@ pub use policy::{LatePolicy, PaidAfter, Policy};
 pub use refund::{RefundOwed, RefundReason, RefundStatus, refund_nonce};
 pub use refund_search::{
     NonceUse, OpenRefund, RefundFinding, RefundPaid, RefundPolicy, RefundReading, RefundSearch,
-    judge_refund,
+    SearchProblem, judge_refund,
 };
 pub use resolution::{
     Event, EventKind, OrderChange, Outcome, RefundChange, Resolution, Situation, StockChange,

@@ -41,6 +41,11 @@ impl RefundStatus {
     pub const fn is_unfinished(self) -> bool {
         matches!(self, Self::Owed | Self::Claimed | Self::Sent | Self::Blocked)
     }
+
+    /// Whether somebody has taken it to pay it, or has paid it.
+    pub const fn is_in_other_hands(self) -> bool {
+        matches!(self, Self::Claimed | Self::Sent | Self::Paid)
+    }
 }
 
 /// Money that moved and must go back: the observed value to the observed payer (I6).

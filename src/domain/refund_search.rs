@@ -4,11 +4,13 @@
 //! the refund itself closes it, found in a final block. A claim falls back to nobody.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use alloy_primitives::{Address, B256};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::order::column_code;
 use super::{
     Amount, BlockRef, BlockTime, ChainId, Consumption, ConsumptionKind, EndpointName, Flag,
     FlagKind, LogRef, OrderId, PaymentId, ReadFailure, RefundStatus, SeenTransfer, Timestamp,
@@ -39,6 +41,25 @@ pub struct OpenRefund {
     pub detected_at: Timestamp,
     /// The last block that was searched for it; `None`: none yet.
     pub searched_to: Option<u64>,
+    /// When the search that began with the first block began.
+    pub begun_at: Option<Timestamp>,
+    /// Whether a use of its nonce was seen since then.
+    pub is_use_seen: bool,
+}
+
+impl OpenRefund {
+    /// Whether somebody may be paying it just now.
+    pub const fn is_in_hand(&self) -> bool {
+        matches!(self.status, RefundStatus::Claimed | RefundStatus::Sent)
+    }
+
+    /// How far it was searched for, as far as that can be true where `finalized` is the newest final block
+    /// and endpoints are at most `slack` blocks apart. Whoever claims more was wrong about the chain, and
+    /// what was passed over then is searched again.
+    pub fn reached(&self, finalized: u64, slack: u64) -> Option<u64> {
+        let believable = self.searched_to.filter(|block| *block <= finalized.saturating_add(slack));
+        believable.map(|block| block.min(finalized))
+    }
 }
 
 /// Somebody used, or canceled, an authorization with a nonce that was searched for.
@@ -63,8 +84,16 @@ pub struct RefundSearch {
     pub to_block: u64,
     /// The newest final block.
     pub finalized: BlockRef,
+    /// How far two endpoints may be apart, in blocks.
+    pub slack: u64,
     /// Every use of one of the nonces in these blocks.
     pub uses: Vec<NonceUse>,
+    /// Nonces used so often in these blocks that their uses were not looked into.
+    pub flooded: BTreeSet<B256>,
+    /// Records whose nonce one of the wallets used by now, whether or not a log says so.
+    pub consumed: BTreeSet<i64>,
+    /// Records in somebody's hands of which that could not be read.
+    pub unread: BTreeSet<i64>,
 }
 
 /// One endpoint's answer to a search.
@@ -94,11 +123,40 @@ pub struct RefundFinding {
     pub searched_to: Option<u64>,
     /// Whether that is the newest final block.
     pub is_complete: bool,
+    /// Why these blocks could not be settled for it. It is not held to be searched for, and goes to the back
+    /// so that it holds up no other (I11).
+    pub problem: Option<SearchProblem>,
+    /// Whether it is to be searched for from its first block on, the next time.
+    pub restart: bool,
+    /// Whether a use of the nonce was seen.
+    pub is_use_seen: bool,
     /// The refund itself.
     pub paid: Option<RefundPaid>,
     /// What a person has to look at.
     pub flags: Vec<Flag>,
 }
+
+column_code! {
+    /// Why a search did not get anywhere for one record.
+    SearchProblem {
+        /// Endpoints show different uses of its nonce.
+        Disagreement = "disagreement",
+        /// The nonce was used, and how is not to be seen: a limited node, or one that keeps logs back.
+        NotShown = "not_shown",
+        /// Its nonce was used more often than is looked into; a flag says so.
+        TooManyUses = "too_many_uses",
+        /// The row makes no sense; a flag says so.
+        Malformed = "malformed",
+    }
+}
+
+/// So long after a search began with the first block it begins there again, when a nonce is used and no log
+/// says how: the log may be in blocks that an endpoint passed over.
+const RESTART_AFTER_NOT_SHOWN: Duration = Duration::from_secs(60 * 60);
+
+/// The same for every record in somebody's hands where no wallets are named: nothing tells there that an
+/// endpoint kept a log back.
+const RESTART_WITHOUT_WALLETS: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A refund that was paid, in a final block.
 #[derive(Debug, Clone, PartialEq)]
@@ -130,11 +188,15 @@ pub fn judge_refund(
     refund: &OpenRefund,
     readings: &[RefundReading],
     policy: &RefundPolicy,
+    now: Timestamp,
 ) -> RefundFinding {
     let mut finding = RefundFinding {
         refund: refund.clone(),
         searched_to: None,
         is_complete: false,
+        problem: None,
+        restart: false,
+        is_use_seen: false,
         paid: None,
         flags: Vec::new(),
     };
@@ -145,6 +207,7 @@ pub fn judge_refund(
     if searches.len() < quorum || !refund.status.is_unfinished() {
         return finding;
     }
+    let Some(range) = Range::common(&searches) else { return finding };
     let mut seen_by: Vec<(NonceUse, BTreeSet<&EndpointName>)> = Vec::new();
     for (endpoint, search) in &searches {
         for used in search.uses.iter().filter(|used| concerns(refund, used, search, policy)) {
@@ -158,12 +221,38 @@ pub fn judge_refund(
     }
     let is_agreed = |by: &BTreeSet<&EndpointName>| by.len() >= quorum;
     // What too few show is neither believed nor passed over, nor is a use whose transfer is not to be seen, as
-    // a limited node may show it: those blocks are searched again.
+    // a limited node may show it: those blocks are searched again. Only of blocks that all have searched can
+    // one have missed anything.
     let is_whole = |used: &NonceUse| used.consumption.kind != ConsumptionKind::WithoutTransfer;
-    if seen_by.iter().all(|(used, by)| is_agreed(by) && is_whole(used)) {
-        finding.searched_to = searches.values().map(|search| search.to_block).min();
-        finding.is_complete = searches.values().all(|s| s.to_block >= s.finalized.number);
+    let compared = || seen_by.iter().filter(|(used, _)| range.contains(used));
+    // Another endpoint showed what the first one left out.
+    let is_told = |half: &NonceUse| {
+        seen_by.iter().any(|(used, by)| {
+            is_agreed(by) && is_whole(used) && used.consumption.log == half.consumption.log
+        })
+    };
+    let is_over = range.last >= range.finalized;
+    finding.is_use_seen = seen_by.iter().any(|(_, by)| is_agreed(by));
+    let is_shown = refund.is_use_seen || finding.is_use_seen;
+    let is_consumed = searches.values().any(|search| search.consumed.contains(&refund.id));
+    let is_read = |search: &&&RefundSearch| !search.unread.contains(&refund.id);
+    let is_hidden =
+        is_consumed && is_over && !is_shown || searches.values().filter(is_read).count() < quorum;
+    finding.problem = if searches.values().any(|s| s.flooded.contains(&refund.refund_nonce)) {
+        Some(SearchProblem::TooManyUses)
+    } else if compared().any(|(_, by)| !is_agreed(by)) {
+        Some(SearchProblem::Disagreement)
+    } else if is_hidden || compared().any(|(used, _)| !is_whole(used) && !is_told(used)) {
+        Some(SearchProblem::NotShown)
+    } else {
+        None
+    };
+    if finding.problem.is_none() {
+        let reached = refund.reached(range.finalized, range.slack);
+        finding.searched_to = Some(reached.map_or(range.last, |block| block.max(range.last)));
+        finding.is_complete = is_over;
     }
+    finding.restart = must_restart(&finding, policy, now);
     seen_by.retain(|(used, by)| is_agreed(by) && is_whole(used));
     seen_by.sort_by_key(|(used, _)| place(used));
 
@@ -174,13 +263,56 @@ pub fn judge_refund(
             log: LogRef { log_index: transfer.log_index, ..used.consumption.log },
             evidence: json!({ "used": used, "shown_by": by }),
         });
+        (finding.problem, finding.restart) = (None, false);
     }
     let strangers = policy.wallets.is_empty();
     // Once the buyer has his money, what strangers do with the nonce is nobody's business.
     if !(seen_by.is_empty() || strangers && finding.paid.is_some()) {
         finding.flags = mismatches(refund, &seen_by, strangers);
     }
+    if finding.problem == Some(SearchProblem::TooManyUses) {
+        finding.flags.push(flood(refund));
+    }
     finding
+}
+
+/// The blocks that every endpoint has searched.
+struct Range {
+    first: u64,
+    last: u64,
+    /// The newest block that is final to all of them.
+    finalized: u64,
+    slack: u64,
+}
+
+impl Range {
+    fn common(searches: &BTreeMap<&EndpointName, &RefundSearch>) -> Option<Self> {
+        let all = || searches.values();
+        Some(Self {
+            first: all().map(|search| search.from_block).max()?,
+            last: all().map(|search| search.to_block).min()?,
+            finalized: all().map(|search| search.finalized.number).min()?,
+            slack: all().map(|search| search.slack).max()?,
+        })
+    }
+
+    fn contains(&self, used: &NonceUse) -> bool {
+        (self.first..=self.last).contains(&used.consumption.log.block.number)
+    }
+}
+
+/// Whether blocks that were passed over must be searched again, for a record that somebody may have paid.
+fn must_restart(finding: &RefundFinding, policy: &RefundPolicy, now: Timestamp) -> bool {
+    let refund = &finding.refund;
+    if !refund.is_in_hand() || refund.is_use_seen || finding.is_use_seen {
+        return false;
+    }
+    let after = match finding.problem {
+        Some(SearchProblem::NotShown) => RESTART_AFTER_NOT_SHOWN,
+        None if finding.is_complete && policy.wallets.is_empty() => RESTART_WITHOUT_WALLETS,
+        _ => return false,
+    };
+    refund.begun_at.is_some_and(|begun| begun <= now && now.since(begun) >= after)
 }
 
 /// Whether this is a use of the record's nonce that can be its refund, or a mistake in paying it.
@@ -225,14 +357,7 @@ fn mismatches(
         let subject = if strangers { String::new() } else { used.authorizer.to_string() };
         by_subject.entry(subject).or_default().push(used);
     }
-    let owed = json!({
-        "refund": refund.id,
-        "status": refund.status,
-        "token": refund.token,
-        "payer": refund.payer,
-        "amount": refund.amount,
-        "refund_nonce": refund.refund_nonce,
-    });
+    let owed = owed(refund);
     by_subject
         .into_iter()
         .map(|(subject, mut uses)| {
@@ -241,4 +366,26 @@ fn mismatches(
             Flag { kind: FlagKind::RefundMismatch, subject, detail }
         })
         .collect()
+}
+
+/// The occasion of the flag about a nonce that is used too often.
+const FLOOD: &str = "too_many_uses";
+
+/// Nobody but a person closes this record now, and he must know.
+fn flood(refund: &OpenRefund) -> Flag {
+    let hint = "the nonce was used more often than is looked into: look for the refund by hand, and name \
+                the wallets that pay refunds in refund_wallets";
+    let detail = json!({ "owed": owed(refund), "problem": hint });
+    Flag { kind: FlagKind::RefundMismatch, subject: FLOOD.to_owned(), detail }
+}
+
+fn owed(refund: &OpenRefund) -> Value {
+    json!({
+        "refund": refund.id,
+        "status": refund.status,
+        "token": refund.token,
+        "payer": refund.payer,
+        "amount": refund.amount,
+        "refund_nonce": refund.refund_nonce,
+    })
 }

@@ -133,7 +133,8 @@ pub enum RefundChange {
     Keep,
     /// A new record, or one that a reorg voided owed again.
     Owe(RefundOwed),
-    /// The transfer moved to another block: the record follows.
+    /// The transfer moved to another block, perhaps with another value: the record follows. The amount does
+    /// so only while nobody has taken the record.
     Follow(Settlement),
     /// The transfer vanished while the refund was merely owed.
     Void,

@@ -30,7 +30,7 @@ pub use flags::{CloseOutcome, FlagFilter, FlagStore};
 pub use ledger::{
     FinishedRun, Ingested, LedgerStore, Run, Runs, ScanPage, SettledKey, UnprovenPage,
 };
-pub use refunds::{RefundStore, SearchDue};
+pub use refunds::{MalformedRefund, RefundPage, RefundStore, SearchDue};
 pub use schedules::ScheduleStore;
 pub use url::{DatabaseUrl, connect};
 

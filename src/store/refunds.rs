@@ -1,12 +1,13 @@
 //! Refund records as the search on chain works through them: which are due, and what was found.
 
 use async_trait::async_trait;
+use serde_json::json;
 
 use super::StoreError;
 use super::row::{coded, unsigned};
 use crate::domain::{
-    ChainId, EventKind, OpenRefund, OrderId, PaymentId, RaisedFlag, RefundFinding, RefundStatus,
-    Timestamp,
+    ChainId, EventKind, Flag, FlagKind, OpenRefund, OrderId, PaymentId, RaisedFlag, RefundFinding,
+    RefundStatus, SearchProblem, Timestamp,
 };
 
 /// Which refund records are to be searched for: those last searched for at or before these times.
@@ -16,6 +17,35 @@ pub struct SearchDue {
     pub in_hand_before: Timestamp,
     /// The others that are not closed: owed or blocked.
     pub owed_before: Timestamp,
+}
+
+/// Refund records that are due.
+#[derive(Debug, Default)]
+pub struct RefundPage {
+    /// To be searched for.
+    pub refunds: Vec<OpenRefund>,
+    /// These make no sense.
+    pub malformed: Vec<MalformedRefund>,
+}
+
+impl RefundPage {
+    /// Whether nothing is due.
+    pub fn is_empty(&self) -> bool {
+        self.refunds.is_empty() && self.malformed.is_empty()
+    }
+}
+
+/// A refund record that makes no sense.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MalformedRefund {
+    /// The record.
+    pub id: i64,
+    /// The payment whose money it is.
+    pub payment_id: PaymentId,
+    /// The order it was meant for.
+    pub order_id: OrderId,
+    /// What is wrong, with the column's name.
+    pub problem: String,
 }
 
 /// Refund records, for the search on chain.
@@ -28,7 +58,18 @@ pub trait RefundStore {
         chain_id: ChainId,
         due: SearchDue,
         limit: u32,
-    ) -> Result<Vec<OpenRefund>, StoreError>;
+    ) -> Result<RefundPage, StoreError>;
+
+    /// How many records of this chain were given up for now when they were last searched for, and no flag
+    /// says so.
+    async fn refunds_unsettled(&self, chain_id: ChainId) -> Result<u64, StoreError>;
+
+    /// Flags records that make no sense, and moves them to the back, so that they hold up no other (I11).
+    async fn refunds_malformed(
+        &self,
+        malformed: &[MalformedRefund],
+        now: Timestamp,
+    ) -> Result<(), StoreError>;
 
     /// Writes down what a search came to, in one transaction: how far it went, and of a refund that was
     /// paid the record's end, the event `refund.paid` and the evidence (I12); and raises its flags. A
@@ -55,6 +96,8 @@ pub(super) struct RawRefund {
     pub(super) status: String,
     pub(super) detected_at: i64,
     pub(super) searched_to: Option<i64>,
+    pub(super) search_begun_at: Option<i64>,
+    pub(super) search_use_seen: bool,
 }
 
 impl RawRefund {
@@ -75,24 +118,50 @@ impl RawRefund {
                 .searched_to
                 .map(|number| unsigned(TABLE, "searched_to", number))
                 .transpose()?,
+            begun_at: self.search_begun_at.map(Timestamp::from_millis),
+            is_use_seen: self.search_use_seen,
         })
     }
 }
 
-/// One that makes no sense is told of and left out, so that it holds up no other (I11).
-pub(super) fn sound_refunds(rows: Vec<RawRefund>) -> Vec<OpenRefund> {
-    rows.into_iter()
-        .filter_map(|row| {
-            let id = row.id;
-            row.parse()
-                .inspect_err(|error| {
-                    let error = crate::errors::error_chain(error);
-                    tracing::error!(refund = id, error, "a refund record makes no sense");
-                })
-                .ok()
+/// Those that make no sense apart from the others.
+pub(super) fn page(rows: Vec<RawRefund>) -> RefundPage {
+    let mut page = RefundPage::default();
+    for row in rows {
+        let (id, payment_id) = (row.id, PaymentId::new(row.payment_id.clone()));
+        let order_id = OrderId::new(row.order_id.clone());
+        match row.parse() {
+            Ok(refund) => page.refunds.push(refund),
+            Err(error) => {
+                let problem = crate::errors::error_chain(&error).to_string();
+                tracing::error!(refund = id, problem, "a refund record makes no sense");
+                page.malformed.push(MalformedRefund { id, payment_id, order_id, problem });
+            }
+        }
+    }
+    page
+}
+
+/// The flags about records that make no sense.
+pub(super) fn malformed_flags(malformed: &[MalformedRefund]) -> Vec<RaisedFlag> {
+    let flag = |one: &MalformedRefund| Flag {
+        kind: FlagKind::MalformedRefund,
+        subject: String::new(),
+        detail: json!({ "refund": one.id, "problem": one.problem }),
+    };
+    malformed
+        .iter()
+        .map(|one| RaisedFlag {
+            payment_id: Some(one.payment_id.clone()),
+            order_id: Some(one.order_id.clone()),
+            flag: flag(one),
         })
         .collect()
 }
+
+/// The problems that only a better read settles: those that a flag tells of are a person's.
+pub(super) const UNSETTLED: [SearchProblem; 2] =
+    [SearchProblem::Disagreement, SearchProblem::NotShown];
 
 /// The flags of a finding, with whom they are about.
 pub(super) fn raised(finding: &RefundFinding) -> impl Iterator<Item = RaisedFlag> {

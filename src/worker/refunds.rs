@@ -13,7 +13,10 @@ use async_trait::async_trait;
 use super::check::WatchedChain;
 use super::driver::{Activation, Stop, Task};
 use crate::clock::Clock;
-use crate::domain::{ChainId, OpenRefund, Outcome, RefundFinding, RefundPolicy, judge_refund};
+use crate::domain::{
+    ChainId, OpenRefund, Outcome, RefundFinding, RefundPolicy, RefundReading, SearchProblem,
+    judge_refund,
+};
 use crate::store::{SearchDue, Store, StoreError};
 use crate::telemetry::{Metrics, seconds};
 
@@ -61,6 +64,16 @@ impl Refunds {
                 match self.search_page(*chain_id, stop).await? {
                     Searched::Some { closed: more } => closed += more,
                     Searched::UpToDate => {
+                        let unsettled = self.store.refunds_unsettled(*chain_id).await?;
+                        if unsettled > 0 {
+                            tracing::warn!(
+                                %chain_id,
+                                refunds = unsettled,
+                                "refunds could not be looked for: no endpoint shows all of it, or \
+                                 endpoints disagree; their records stay as they are"
+                            );
+                            break;
+                        }
                         let chain = chain_id.to_string();
                         let now = seconds(self.clock.now());
                         self.metrics.refunds_searched.with_label_values(&[chain.as_str()]).set(now);
@@ -85,17 +98,36 @@ impl Refunds {
         // No more nonces than one log filter takes.
         let filter_max = u32::try_from(watched.chain.settings().batch_max).unwrap_or(u32::MAX);
         let limit = self.settings.batch_max.min(filter_max);
-        let refunds = self.store.refunds_to_search(chain_id, due, limit).await?;
-        if refunds.is_empty() {
+        let page = self.store.refunds_to_search(chain_id, due, limit).await?;
+        if page.is_empty() {
             return Ok(Searched::UpToDate);
         }
+        if !page.malformed.is_empty() {
+            self.store.refunds_malformed(&page.malformed, now).await?;
+        }
+        let refunds = page.refunds;
+        if refunds.is_empty() {
+            return Ok(Searched::Some { closed: 0 });
+        }
+        let judge = |refund: &OpenRefund, readings: &[RefundReading]| {
+            judge_refund(refund, readings, policy, now)
+        };
+        // Whatever one endpoint leaves open, the next one may settle.
+        let is_enough = |readings: &[RefundReading]| {
+            refunds.iter().all(|refund| {
+                let finding = judge(refund, readings);
+                let is_flagged = finding.problem == Some(SearchProblem::TooManyUses);
+                finding.searched_to.is_some() || finding.paid.is_some() || is_flagged
+            })
+        };
+        let search = watched.chain.search_refunds(&refunds, policy, now, SEARCH_MAX, is_enough);
         let readings = tokio::select! {
-            readings = watched.chain.search_refunds(&refunds, policy, SEARCH_MAX) => readings,
+            readings = search => readings,
             () = stop.patience_over() => return Ok(Searched::GivenUp),
         };
         let findings: Vec<RefundFinding> =
-            refunds.iter().map(|refund| judge_refund(refund, &readings, policy)).collect();
-        if findings.iter().all(|finding| finding.searched_to.is_none() && finding.paid.is_none()) {
+            refunds.iter().map(|refund| judge(refund, &readings)).collect();
+        if findings.iter().all(is_void) {
             let failure = readings.iter().find_map(|reading| reading.outcome.as_ref().err());
             tracing::warn!(
                 %chain_id,
@@ -121,10 +153,16 @@ impl Refunds {
     }
 }
 
+/// Too few endpoints answered to say anything.
+fn is_void(finding: &RefundFinding) -> bool {
+    finding.searched_to.is_none() && finding.paid.is_none() && finding.problem.is_none()
+}
+
 /// Whether the next page can be another one: else the same is asked for again and again.
 fn progress(refunds: &[OpenRefund], findings: &[RefundFinding]) -> bool {
     findings.iter().zip(refunds).any(|(finding, refund)| {
-        finding.is_complete || finding.paid.is_some() || finding.searched_to > refund.searched_to
+        let moved = finding.searched_to.is_some() && finding.searched_to != refund.searched_to;
+        finding.is_complete || finding.paid.is_some() || finding.problem.is_some() || moved
     })
 }
 

@@ -23,6 +23,8 @@ fn refund() -> OpenRefund {
         status: RefundStatus::Claimed,
         detected_at: secs(100),
         searched_to: Some(50),
+        begun_at: Some(secs(200)),
+        is_use_seen: false,
     }
 }
 
@@ -60,12 +62,30 @@ fn with_transfer(used: NonceUse, change: impl Fn(&mut SeenTransfer)) -> NonceUse
 
 /// One endpoint searched blocks 40 to 100, the newest final one.
 fn shows(endpoint: &str, uses: Vec<NonceUse>) -> RefundReading {
-    let finalized = block(100);
-    RefundReading {
-        endpoint: EndpointName::new(endpoint),
-        outcome: Ok(RefundSearch { from_block: 40, to_block: 100, finalized, uses }),
-    }
+    let search = RefundSearch {
+        from_block: 40,
+        to_block: 100,
+        finalized: block(100),
+        slack: 10,
+        uses,
+        flooded: [].into(),
+        consumed: [].into(),
+        unread: [].into(),
+    };
+    RefundReading { endpoint: EndpointName::new(endpoint), outcome: Ok(search) }
 }
+
+fn shows_but(
+    endpoint: &str,
+    uses: Vec<NonceUse>,
+    change: impl Fn(&mut RefundSearch),
+) -> RefundReading {
+    let mut reading = shows(endpoint, uses);
+    change(reading.outcome.as_mut().unwrap());
+    reading
+}
+
+const NOW: Timestamp = Timestamp::from_millis(300_000);
 
 fn fails(endpoint: &str) -> RefundReading {
     let failure = ReadFailure::new(ReadFailureKind::Unreachable, "test");
@@ -82,7 +102,7 @@ fn ours() -> RefundPolicy {
 
 /// `paid`, `flagged`, both or nothing.
 fn said(uses: Vec<NonceUse>, policy: &RefundPolicy) -> &'static str {
-    let finding = judge_refund(&refund(), &[shows("a", uses)], policy);
+    let finding = judge_refund(&refund(), &[shows("a", uses)], policy, NOW);
     match (finding.paid.is_some(), finding.flags.is_empty()) {
         (true, true) => "paid",
         (true, false) => "paid, flagged",
@@ -116,7 +136,7 @@ fn the_refund_is_the_transfer_of_exactly_what_is_owed_to_exactly_whom_it_is_owed
 fn a_use_whose_transfer_is_not_to_be_seen_says_nothing_and_is_searched_for_again() {
     let half = with_kind(paid_by(WALLET, 60), ConsumptionKind::WithoutTransfer);
     assert_eq!(said(vec![half], &ours()), "nothing");
-    let finding = judge_refund(&refund(), &[shows("a", vec![half])], &ours());
+    let finding = judge_refund(&refund(), &[shows("a", vec![half])], &ours(), NOW);
     assert_eq!((finding.searched_to, finding.is_complete), (None, false));
 }
 
@@ -150,18 +170,18 @@ fn strangers_share_one_flag_and_each_of_our_wallets_has_its_own() {
         .map(|n| paid_by(Address::repeat_byte(n), 60))
         .map(|used| with_transfer(used, |t| t.value = amount(1)))
         .collect();
-    let finding = judge_refund(&refund(), &[shows("a", uses.clone())], &anybody());
+    let finding = judge_refund(&refund(), &[shows("a", uses.clone())], &anybody(), NOW);
     assert_eq!(finding.flags.len(), 1, "nobody can flood a person with flags");
     assert!(finding.flags[0].detail.to_string().len() < 8_000);
     let wallets = vec![Address::repeat_byte(1), Address::repeat_byte(2)];
     let named = RefundPolicy { wallets, quorum: 1 };
-    assert_eq!(judge_refund(&refund(), &[shows("a", uses)], &named).flags.len(), 2);
+    assert_eq!(judge_refund(&refund(), &[shows("a", uses)], &named, NOW).flags.len(), 2);
 }
 
 #[test]
 fn the_first_on_the_chain_is_the_one_that_paid() {
     let uses = vec![paid_by(STRANGER, 61), paid_by(WALLET, 60)];
-    let finding = judge_refund(&refund(), &[shows("a", uses)], &anybody());
+    let finding = judge_refund(&refund(), &[shows("a", uses)], &anybody(), NOW);
     let paid = finding.paid.unwrap();
     assert_eq!((paid.log.block, paid.log.log_index), (block(60), 4));
     assert!(paid.evidence.to_string().contains(&WALLET.to_string().to_lowercase()));
@@ -171,7 +191,7 @@ fn the_first_on_the_chain_is_the_one_that_paid() {
 fn a_block_that_is_not_final_closes_nothing() {
     let mut reading = shows("a", vec![paid_by(WALLET, 60)]);
     reading.outcome.as_mut().unwrap().finalized = block(59);
-    let finding = judge_refund(&refund(), &[reading], &anybody());
+    let finding = judge_refund(&refund(), &[reading], &anybody(), NOW);
     assert!(finding.paid.is_none() && finding.flags.is_empty());
 }
 
@@ -179,24 +199,106 @@ fn a_block_that_is_not_final_closes_nothing() {
 fn where_a_quorum_is_asked_for_one_word_is_not_enough_and_the_blocks_are_searched_again() {
     let two = RefundPolicy { quorum: 2, ..anybody() };
     let pays = || vec![paid_by(WALLET, 60)];
-    let finding = judge_refund(&refund(), &[shows("a", pays()), fails("b")], &two);
+    let finding = judge_refund(&refund(), &[shows("a", pays()), fails("b")], &two, NOW);
     assert_eq!((finding.searched_to, finding.paid.is_none()), (None, true));
-    let finding = judge_refund(&refund(), &[shows("a", pays()), shows("a", pays())], &two);
+    let finding = judge_refund(&refund(), &[shows("a", pays()), shows("a", pays())], &two, NOW);
     assert!(finding.paid.is_none(), "one that answers twice agrees only with itself");
-    let finding = judge_refund(&refund(), &[shows("a", pays()), shows("b", vec![])], &two);
+    let finding = judge_refund(&refund(), &[shows("a", pays()), shows("b", vec![])], &two, NOW);
     assert_eq!((finding.searched_to, finding.paid.is_none()), (None, true));
-    let finding = judge_refund(&refund(), &[shows("a", pays()), shows("b", pays())], &two);
+    let finding = judge_refund(&refund(), &[shows("a", pays()), shows("b", pays())], &two, NOW);
     assert_eq!((finding.searched_to, finding.paid.is_some()), (Some(100), true));
 }
 
 #[test]
 fn the_search_is_complete_only_when_it_reached_the_newest_final_block() {
     let mut reading = shows("a", vec![]);
-    let finding = judge_refund(&refund(), &[reading.clone()], &anybody());
+    let finding = judge_refund(&refund(), &[reading.clone()], &anybody(), NOW);
     assert_eq!((finding.searched_to, finding.is_complete), (Some(100), true));
     reading.outcome.as_mut().unwrap().to_block = 80;
-    let finding = judge_refund(&refund(), &[reading], &anybody());
+    let finding = judge_refund(&refund(), &[reading], &anybody(), NOW);
     assert_eq!((finding.searched_to, finding.is_complete), (Some(80), false));
+}
+
+fn told(readings: &[RefundReading], policy: &RefundPolicy) -> RefundFinding {
+    judge_refund(&refund(), readings, policy, NOW)
+}
+
+/// I11: endpoints with unequal ranges get on, to the last block that both have searched.
+#[test]
+fn endpoints_are_compared_over_the_blocks_that_both_have_searched() {
+    let two = RefundPolicy { quorum: 2, ..anybody() };
+    let pays = || vec![paid_by(WALLET, 90)];
+    let narrow = || shows_but("b", vec![], |search| search.to_block = 70);
+    let finding = told(&[shows("a", pays()), narrow()], &two);
+    let expected = (Some(70), false, None, true);
+    let said = (finding.searched_to, finding.is_complete, finding.problem, finding.paid.is_none());
+    assert_eq!(said, expected, "the use is in a block that is still to come");
+    let late = shows_but("b", vec![], |search| search.from_block = 95);
+    assert_eq!(told(&[shows("a", pays()), late], &two).searched_to, Some(100));
+    let finding = told(&[shows("a", pays()), shows("b", vec![])], &two);
+    assert_eq!(finding.problem, Some(SearchProblem::Disagreement));
+    assert_eq!((finding.searched_to, finding.is_complete), (None, false));
+    let third = told(&[shows("a", pays()), shows("b", vec![]), shows("c", pays())], &two);
+    assert!(third.paid.is_some(), "the next endpoint settles it");
+}
+
+#[test]
+fn a_flooded_nonce_costs_only_its_own_record_and_a_person_is_told() {
+    let flood = shows_but("a", vec![], |search| search.flooded = [NONCE].into());
+    let finding = told(std::slice::from_ref(&flood), &anybody());
+    assert_eq!(finding.problem, Some(SearchProblem::TooManyUses));
+    assert_eq!((finding.searched_to, finding.flags.len()), (None, 1));
+    let other = OpenRefund { refund_nonce: B256::ZERO, ..refund() };
+    let finding = judge_refund(&other, &[flood], &anybody(), NOW);
+    assert_eq!((finding.problem, finding.searched_to), (None, Some(100)));
+}
+
+/// I2, mirrored: the state says that the wallet paid, and the endpoint's logs do not.
+#[test]
+fn silence_of_the_logs_about_a_nonce_that_is_used_passes_no_block_over() {
+    let silent = || shows_but("a", vec![], |search| search.consumed = [1].into());
+    let finding = told(&[silent()], &ours());
+    assert_eq!(finding.problem, Some(SearchProblem::NotShown));
+    assert_eq!((finding.searched_to, finding.is_complete, finding.restart), (None, false, false));
+    let later = judge_refund(&refund(), &[silent()], &ours(), secs(200 + 3_600));
+    assert!(later.restart, "an earlier block may have been passed over");
+    let more = shows_but("a", vec![], |search| {
+        search.consumed = [1].into();
+        search.to_block = 80;
+    });
+    assert_eq!(told(&[more], &ours()).searched_to, Some(80), "it may be in a later block");
+    let finding = told(&[silent(), shows("b", vec![paid_by(WALLET, 60)])], &ours());
+    assert!(finding.paid.is_some() && finding.problem.is_none());
+    let known = OpenRefund { is_use_seen: true, ..refund() };
+    assert_eq!(judge_refund(&known, &[silent()], &ours(), NOW).problem, None, "it was seen before");
+    let unread = shows_but("a", vec![], |search| search.unread = [1].into());
+    assert_eq!(told(std::slice::from_ref(&unread), &ours()).problem, Some(SearchProblem::NotShown));
+    assert_eq!(told(&[unread, shows("b", vec![])], &ours()).problem, None);
+}
+
+#[test]
+fn without_wallets_a_record_in_hand_is_searched_for_from_its_first_block_once_a_day() {
+    let restarts = |policy: &RefundPolicy, status, secs_later: u64| {
+        let refund = OpenRefund { status, ..refund() };
+        judge_refund(&refund, &[shows("a", vec![])], policy, secs(200 + secs_later)).restart
+    };
+    assert!(restarts(&anybody(), RefundStatus::Claimed, 86_400));
+    assert!(restarts(&anybody(), RefundStatus::Sent, 86_400));
+    assert!(!restarts(&anybody(), RefundStatus::Claimed, 86_399));
+    assert!(!restarts(&anybody(), RefundStatus::Owed, 86_400), "nobody is paying it");
+    assert!(!restarts(&ours(), RefundStatus::Claimed, 86_400), "the state is read there");
+}
+
+/// An endpoint that was wrong about the chain by thousands of blocks spoils nothing for good.
+#[test]
+fn a_search_said_to_be_beyond_the_final_block_is_not_believed() {
+    let at = |searched_to| {
+        let refund = OpenRefund { searched_to: Some(searched_to), ..refund() };
+        judge_refund(&refund, &[shows_but("a", vec![], |s| s.to_block = 80)], &ours(), NOW)
+    };
+    assert_eq!(at(90).searched_to, Some(90), "the page began with an older record");
+    assert_eq!(at(105).searched_to, Some(100), "an endpoint a little behind");
+    assert_eq!(at(100_000).searched_to, Some(80), "garbage");
 }
 
 fn any_use() -> impl Strategy<Value = NonceUse> {
@@ -240,7 +342,7 @@ proptest! {
     ) {
         let policy = RefundPolicy { quorum, ..if named { ours() } else { anybody() } };
         let refund = OpenRefund { status, ..refund() };
-        let finding = judge_refund(&refund, &readings, &policy);
+        let finding = judge_refund(&refund, &readings, &policy, NOW);
         if let Some(paid) = &finding.paid {
             prop_assert!(status.is_unfinished());
             let shown = |reading: &&RefundReading| {
@@ -263,7 +365,7 @@ proptest! {
         reversed.reverse();
         let distinct = readings.iter().map(|r| &r.endpoint).collect::<std::collections::BTreeSet<_>>();
         if distinct.len() == readings.len() {
-            prop_assert_eq!(judge_refund(&refund, &reversed, &policy), finding.clone());
+            prop_assert_eq!(judge_refund(&refund, &reversed, &policy, NOW), finding.clone());
         }
         if readings.iter().all(|reading| reading.outcome.is_err()) {
             prop_assert!(finding.paid.is_none() && finding.flags.is_empty());

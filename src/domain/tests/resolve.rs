@@ -465,6 +465,42 @@ fn a_transfer_that_lands_in_another_block_unnoticed_moves_its_record_and_its_ref
     assert_eq!(still.refund, RefundChange::Keep);
 }
 
+/// I6: what was observed goes back.
+#[test]
+fn a_transfer_that_lands_again_for_another_value_changes_what_nobody_has_taken_and_flags_the_rest()
+{
+    use RefundStatus as R;
+    let upto = |p: Payment| Payment { method: Method::Permit2, ..p };
+    let of_value = |block, value| {
+        let mut verdict = settled(&upto(p1()), block, Tentative);
+        if let Verdict::Settled(settlement) = &mut verdict {
+            settlement.transfer.value = amount(value);
+        }
+        verdict
+    };
+    for (status, is_flagged) in [
+        (R::Owed, false),
+        (R::Blocked, false),
+        (R::Claimed, true),
+        (R::Sent, true),
+        (R::Paid, true),
+    ] {
+        let rows = [upto(p1()), with_status(p2(), PaymentStatus::Settled)];
+        let mut ledger = Ledger::of(&rows, &[order("o", O::Paid, Some("p2"))]);
+        ledger.apply("p1", of_value(9, 700), &default());
+        let mut ledger = ledger.with_refund("p1", status);
+        let moved = ledger.apply("p1", of_value(12, 500), &default());
+        assert!(
+            matches!(moved.refund, RefundChange::Follow(s) if s.transfer.value == amount(500)),
+            "{status}: {moved:?}"
+        );
+        let flags: Vec<FlagKind> = moved.flags.iter().map(|flag| flag.kind).collect();
+        assert_eq!(flags.contains(&FlagKind::ReorgedAfterRefund), is_flagged, "{status}");
+        let last = ledger.apply("p1", of_value(12, 500), &default());
+        assert!(!last.close_flags.contains(&FlagKind::ReorgedAfterRefund), "a person's: {status}");
+    }
+}
+
 #[test]
 fn a_reorg_voids_a_refund_nobody_has_taken_and_flags_one_that_somebody_has() {
     use RefundStatus as R;

@@ -128,14 +128,19 @@ pub(super) async fn write_refunds(
     if !followed.is_empty() {
         let transactions: Vec<String> = followed.iter().map(|(_, t)| hex(&t.tx_hash)).collect();
         let indexes: Vec<i64> = followed.iter().map(|(_, t)| column_number(t.log_index)).collect();
+        let amounts: Vec<String> = followed.iter().map(|(_, t)| t.value.to_string()).collect();
         let result = sqlx::query!(
-            "UPDATE reconciled.refunds_owed r SET tx_hash = c.tx_hash, log_index = c.log_index
-               FROM unnest($1::text[], $2::text[], $3::bigint[])
-                        AS c (payment_id, tx_hash, log_index)
+            "UPDATE reconciled.refunds_owed r
+                SET tx_hash = c.tx_hash, log_index = c.log_index,
+                    amount = CASE WHEN r.status IN ('owed', 'blocked') THEN c.amount::numeric
+                                  ELSE r.amount END
+               FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[])
+                        AS c (payment_id, tx_hash, log_index, amount)
               WHERE r.payment_id = c.payment_id",
             &texts(followed.iter().map(|(id, _)| *id)),
             &transactions,
             &indexes,
+            &amounts,
         )
         .execute(&mut *connection)
         .await?;

@@ -9,10 +9,13 @@ use sqlx::types::time::OffsetDateTime;
 use super::record::json_text;
 use super::rows::{block_datetime, datetime, hex, texts};
 use super::{PostgresStore, finish, flags};
-use crate::domain::{ChainId, EventKind, OpenRefund, Outcome, PaymentId, RefundFinding, Timestamp};
+use crate::domain::{
+    ChainId, EventKind, Outcome, PaymentId, RefundFinding, SearchProblem, Timestamp,
+};
 use crate::store::StoreError;
 use crate::store::refunds::{
-    RawRefund, RefundStore, SearchDue, paid_event_key, raised, sound_refunds,
+    MalformedRefund, RawRefund, RefundPage, RefundStore, SearchDue, UNSETTLED, malformed_flags,
+    page, paid_event_key, raised,
 };
 use crate::store::row::column_number;
 
@@ -26,13 +29,15 @@ impl RefundStore for PostgresStore {
         chain_id: ChainId,
         due: SearchDue,
         limit: u32,
-    ) -> Result<Vec<OpenRefund>, StoreError> {
+    ) -> Result<RefundPage, StoreError> {
         let rows = sqlx::query_as!(
             RawRefund,
             r#"SELECT id, payment_id, order_id, chain_id, token, payer, amount::text AS "amount!",
                       refund_nonce, status,
                       (extract(epoch FROM detected_at) * 1000)::bigint AS "detected_at!",
-                      searched_to
+                      searched_to,
+                      (extract(epoch FROM search_begun_at) * 1000)::bigint AS search_begun_at,
+                      search_use_seen
                  FROM reconciled.refunds_owed
                 WHERE chain_id = $1 AND rail = 'x402'
                   AND status IN ('owed', 'claimed', 'sent', 'blocked')
@@ -48,7 +53,33 @@ impl RefundStore for PostgresStore {
         .fetch_all(&self.pool)
         .await
         .map_err(|source| StoreError::from_sqlx(LIST, source))?;
-        Ok(sound_refunds(rows))
+        Ok(page(rows))
+    }
+
+    async fn refunds_unsettled(&self, chain_id: ChainId) -> Result<u64, StoreError> {
+        let problems: Vec<String> = UNSETTLED.iter().map(ToString::to_string).collect();
+        let count = sqlx::query_scalar!(
+            r#"SELECT count(*) AS "count!" FROM reconciled.refunds_owed
+                WHERE chain_id = $1 AND status IN ('owed', 'claimed', 'sent', 'blocked')
+                  AND search_problem = ANY($2::text[])"#,
+            column_number(chain_id.get()),
+            &problems,
+        )
+        .fetch_one(&self.pool)
+        .await
+        .map_err(|source| StoreError::from_sqlx(LIST, source))?;
+        Ok(u64::try_from(count).unwrap_or(0))
+    }
+
+    async fn refunds_malformed(
+        &self,
+        malformed: &[MalformedRefund],
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let refused = |source| StoreError::from_sqlx(WRITE, source);
+        let mut transaction = self.pool.begin().await.map_err(refused)?;
+        let result = put_aside(&mut transaction, malformed, datetime(now)).await.map_err(refused);
+        finish(transaction, result, refused).await
     }
 
     async fn refunds_searched(
@@ -61,6 +92,24 @@ impl RefundStore for PostgresStore {
         let result = write(&mut transaction, findings, datetime(now)).await.map_err(refused);
         finish(transaction, result, refused).await
     }
+}
+
+async fn put_aside(
+    connection: &mut PgConnection,
+    malformed: &[MalformedRefund],
+    now: OffsetDateTime,
+) -> Result<(), sqlx::Error> {
+    let ids: Vec<i64> = malformed.iter().map(|one| one.id).collect();
+    sqlx::query!(
+        "UPDATE reconciled.refunds_owed SET searched_at = $2, search_problem = $3
+          WHERE id = ANY($1::bigint[])",
+        &ids,
+        now,
+        SearchProblem::Malformed.code(),
+    )
+    .execute(&mut *connection)
+    .await?;
+    flags::write(connection, &malformed_flags(malformed), &[], now).await
 }
 
 async fn write(
@@ -108,16 +157,28 @@ async fn write_records(
         findings.iter().map(|f| f.paid.as_ref().map(|paid| hex(&paid.log.tx_hash))).collect();
     let times: Vec<Option<OffsetDateTime>> =
         findings.iter().map(|f| f.paid.as_ref().map(|paid| block_datetime(paid.at()))).collect();
+    let problems: Vec<Option<String>> =
+        findings.iter().map(|f| f.problem.map(|problem| problem.code().to_owned())).collect();
+    let restarts: Vec<bool> = findings.iter().map(|f| f.restart).collect();
+    let uses_seen: Vec<bool> = findings.iter().map(|f| f.is_use_seen).collect();
     let changed = sqlx::query_scalar!(
         "UPDATE reconciled.refunds_owed r
-            SET searched_to = greatest(r.searched_to, c.searched_to),
-                searched_at = CASE WHEN c.complete THEN $8 ELSE r.searched_at END,
+            SET searched_to = CASE WHEN c.restart THEN NULL
+                                   ELSE coalesce(c.searched_to, r.searched_to) END,
+                searched_at = CASE WHEN c.complete OR c.problem IS NOT NULL THEN $8
+                                   ELSE r.searched_at END,
+                search_begun_at = CASE WHEN r.searched_to IS NULL THEN $8
+                                       ELSE r.search_begun_at END,
+                search_use_seen = NOT c.restart AND (r.search_use_seen OR c.use_seen),
+                search_problem = CASE WHEN c.complete OR c.problem IS NOT NULL THEN c.problem
+                                      ELSE r.search_problem END,
                 status = CASE WHEN c.paid_tx IS NULL THEN r.status ELSE 'paid' END,
                 paid_tx = coalesce(c.paid_tx, r.paid_tx),
                 paid_at = coalesce(c.paid_at, r.paid_at)
            FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[], $5::bool[], $6::text[],
-                       $7::timestamptz[])
-                    AS c (id, status, refund_nonce, searched_to, complete, paid_tx, paid_at)
+                       $7::timestamptz[], $9::text[], $10::bool[], $11::bool[])
+                    AS c (id, status, refund_nonce, searched_to, complete, paid_tx, paid_at,
+                          problem, restart, use_seen)
           WHERE r.id = c.id AND r.status = c.status
             AND lower(r.refund_nonce) = c.refund_nonce
          RETURNING r.id",
@@ -129,6 +190,9 @@ async fn write_records(
         &transactions as &[Option<String>],
         &times as &[Option<OffsetDateTime>],
         now,
+        &problems as &[Option<String>],
+        &restarts,
+        &uses_seen,
     )
     .fetch_all(connection)
     .await?;

@@ -13,6 +13,12 @@ use crate::store::StoreError;
 use crate::store::flags::{CloseOutcome, FlagFilter, FlagStore, RawFlag, closing};
 
 const LIST: &str = "to list flags";
+const LIST_OPEN: &str = "SELECT * FROM reconciled_flags
+    WHERE closed_at IS NULL AND (?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR payment_id = ?2)
+    ORDER BY opened_at, id LIMIT ?3";
+const LIST_ALL: &str = "SELECT * FROM reconciled_flags
+    WHERE (?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR payment_id = ?2)
+    ORDER BY opened_at, id LIMIT ?3";
 const CLOSE: &str = "to close a flag";
 const RAISE: &str = "to raise a flag";
 
@@ -36,19 +42,15 @@ impl FromRow<'_, SqliteRow> for RawFlag {
 #[async_trait]
 impl FlagStore for SqliteStore {
     async fn flags(&self, filter: &FlagFilter, limit: u32) -> Result<Vec<StoredFlag>, StoreError> {
-        let rows: Vec<RawFlag> = sqlx::query_as(
-            "SELECT * FROM reconciled_flags
-             WHERE (?1 OR closed_at IS NULL) AND (?2 IS NULL OR kind = ?2)
-               AND (?3 IS NULL OR payment_id = ?3)
-             ORDER BY opened_at, id LIMIT ?4",
-        )
-        .bind(filter.closed_too)
-        .bind(filter.kind.map(FlagKind::code))
-        .bind(filter.payment_id.as_ref().map(PaymentId::as_str))
-        .bind(limit)
-        .fetch_all(&self.reader)
-        .await
-        .map_err(failed(LIST))?;
+        // Two texts: SQLite takes the index of open flags only where the text itself says that they are open.
+        let text = if filter.closed_too { LIST_ALL } else { LIST_OPEN };
+        let rows: Vec<RawFlag> = sqlx::query_as(text)
+            .bind(filter.kind.map(FlagKind::code))
+            .bind(filter.payment_id.as_ref().map(PaymentId::as_str))
+            .bind(limit)
+            .fetch_all(&self.reader)
+            .await
+            .map_err(failed(LIST))?;
         rows.into_iter().map(RawFlag::parse).collect()
     }
 

@@ -7,11 +7,12 @@ use sqlx::{FromRow, Row};
 use super::{SqliteStore, failed, finish, flags};
 use crate::domain::{
     ChainId, EventKind, OpenRefund, Outcome, PaymentId, RefundFinding, RefundPaid, RefundStatus,
-    Timestamp,
+    SearchProblem, Timestamp,
 };
 use crate::store::StoreError;
 use crate::store::refunds::{
-    RawRefund, RefundStore, SearchDue, paid_event_key, raised, sound_refunds,
+    MalformedRefund, RawRefund, RefundPage, RefundStore, SearchDue, UNSETTLED, malformed_flags,
+    page, paid_event_key, raised,
 };
 use crate::store::row::column_number;
 
@@ -32,6 +33,8 @@ impl FromRow<'_, SqliteRow> for RawRefund {
             status: row.try_get("status")?,
             detected_at: row.try_get("detected_at")?,
             searched_to: row.try_get("searched_to")?,
+            search_begun_at: row.try_get("search_begun_at")?,
+            search_use_seen: row.try_get("search_use_seen")?,
         })
     }
 }
@@ -43,7 +46,7 @@ impl RefundStore for SqliteStore {
         chain_id: ChainId,
         due: SearchDue,
         limit: u32,
-    ) -> Result<Vec<OpenRefund>, StoreError> {
+    ) -> Result<RefundPage, StoreError> {
         let rows: Vec<RawRefund> = sqlx::query_as(
             "SELECT * FROM reconciled_refunds_owed
              WHERE chain_id = ? AND rail = 'x402'
@@ -59,7 +62,33 @@ impl RefundStore for SqliteStore {
         .fetch_all(&self.reader)
         .await
         .map_err(failed(LIST))?;
-        Ok(sound_refunds(rows))
+        Ok(page(rows))
+    }
+
+    async fn refunds_unsettled(&self, chain_id: ChainId) -> Result<u64, StoreError> {
+        let [one, other] = UNSETTLED;
+        let count: i64 = sqlx::query_scalar(
+            "SELECT count(*) FROM reconciled_refunds_owed
+             WHERE chain_id = ? AND status IN ('owed', 'claimed', 'sent', 'blocked')
+               AND search_problem IN (?, ?)",
+        )
+        .bind(column_number(chain_id.get()))
+        .bind(one.code())
+        .bind(other.code())
+        .fetch_one(&self.reader)
+        .await
+        .map_err(failed(LIST))?;
+        Ok(u64::try_from(count).unwrap_or(0))
+    }
+
+    async fn refunds_malformed(
+        &self,
+        malformed: &[MalformedRefund],
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let mut tx = self.begin(WRITE).await?;
+        let result = put_aside(&mut tx, malformed, now).await;
+        finish(tx, WRITE, result).await
     }
 
     async fn refunds_searched(
@@ -71,6 +100,25 @@ impl RefundStore for SqliteStore {
         let result = write(&mut tx, findings, now).await;
         finish(tx, WRITE, result).await
     }
+}
+
+async fn put_aside(
+    conn: &mut SqliteConnection,
+    malformed: &[MalformedRefund],
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    for one in malformed {
+        sqlx::query(
+            "UPDATE reconciled_refunds_owed SET searched_at = ?, search_problem = ? WHERE id = ?",
+        )
+        .bind(now.as_millis())
+        .bind(SearchProblem::Malformed.code())
+        .bind(one.id)
+        .execute(&mut *conn)
+        .await
+        .map_err(failed(WRITE))?;
+    }
+    flags::write(conn, &malformed_flags(malformed), &[], now).await
 }
 
 async fn write(
@@ -102,8 +150,11 @@ async fn write_record(
     let paid = finding.paid.as_ref();
     let changed = sqlx::query(
         "UPDATE reconciled_refunds_owed
-         SET searched_to = max(coalesce(?1, searched_to), coalesce(searched_to, ?1)),
-             searched_at = CASE WHEN ?2 THEN ?3 ELSE searched_at END,
+         SET searched_to = CASE WHEN ?11 THEN NULL ELSE coalesce(?1, searched_to) END,
+             searched_at = CASE WHEN ?2 OR ?10 IS NOT NULL THEN ?3 ELSE searched_at END,
+             search_begun_at = CASE WHEN searched_to IS NULL THEN ?3 ELSE search_begun_at END,
+             search_use_seen = NOT ?11 AND (search_use_seen OR ?12),
+             search_problem = CASE WHEN ?2 OR ?10 IS NOT NULL THEN ?10 ELSE search_problem END,
              status = CASE WHEN ?4 IS NULL THEN status ELSE ?5 END,
              paid_tx = coalesce(?4, paid_tx), paid_at = coalesce(?6, paid_at)
          WHERE id = ?7 AND status = ?8 AND lower(refund_nonce) = ?9",
@@ -117,6 +168,9 @@ async fn write_record(
     .bind(finding.refund.id)
     .bind(finding.refund.status.code())
     .bind(finding.refund.refund_nonce.to_string())
+    .bind(finding.problem.map(SearchProblem::code))
+    .bind(finding.restart)
+    .bind(finding.is_use_seen)
     .execute(conn)
     .await?;
     Ok(changed.rows_affected() == 1)

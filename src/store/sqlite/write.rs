@@ -274,10 +274,14 @@ async fn refund(conn: &mut SqliteConnection, decided: &Decided) -> Result<(), St
         RefundChange::Keep => return Ok(()),
         RefundChange::Owe(owed) => return owe(conn, owed).await,
         RefundChange::Follow(Settlement { transfer, .. }) => sqlx::query(
-            "UPDATE reconciled_refunds_owed SET tx_hash = ?, log_index = ? WHERE payment_id = ?",
+            "UPDATE reconciled_refunds_owed
+             SET tx_hash = ?, log_index = ?,
+                 amount = CASE WHEN status IN ('owed', 'blocked') THEN ? ELSE amount END
+             WHERE payment_id = ?",
         )
         .bind(transfer.tx_hash.to_string())
         .bind(column_number(transfer.log_index))
+        .bind(transfer.value.to_string())
         .bind(payment_id)
         .execute(conn)
         .await

@@ -152,11 +152,12 @@ async fn a_refund_that_went_astray_is_flagged_listed_and_closed_by_hand() {
     assert_eq!(refused.code, 2, "{refused:?}");
     assert!(refused.stderr.contains("refund_mismatch"), "the kinds are named: {refused:?}");
 
-    let close = ["flags", "close", &id, "999999", "--by", "alice", "--note", "paid by wire"];
+    let close = ["flags", "close", &id, &id, "999999", "--by", "alice", "--note", "paid by wire"];
     let closed = config.run(&close).await;
     assert_eq!(closed.code, 1, "one of them is unknown: {closed:?}");
     assert!(closed.stdout.contains(&format!("flag {id} is closed")), "{closed:?}");
     assert!(closed.stderr.contains("there is no flag 999999"), "{closed:?}");
+    assert!(!closed.stderr.contains("was closed before"), "named twice: {closed:?}");
     let again = config.run(&["flags", "close", &id, "--by", "bob", "--note", "mine"]).await;
     assert_eq!(again.code, 1, "{again:?}");
     assert!(again.stderr.contains("by alice: paid by wire"), "{again:?}");

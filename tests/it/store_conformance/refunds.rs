@@ -1,7 +1,8 @@
 //! The search for refunds: which records are due, and what is written down of a search.
 
 use reconciled::domain::{
-    ChainId, Flag, FlagKind, LogRef, OpenRefund, PaymentId, RefundFinding, RefundPaid, RefundStatus,
+    ChainId, Flag, FlagKind, LogRef, OpenRefund, PaymentId, RefundFinding, RefundPaid,
+    RefundStatus, SearchProblem,
 };
 use reconciled::store::SearchDue;
 use serde_json::json;
@@ -15,6 +16,9 @@ for_each_backend! {
     two_replicas_close_one_record_once,
     a_search_that_found_nothing_only_says_how_far_it_came,
     a_misused_nonce_is_flagged_and_changes_nothing,
+    a_record_that_is_given_up_for_now_goes_to_the_back_and_is_not_held_to_be_searched_for,
+    a_search_that_begins_again_forgets_how_far_it_came,
+    records_that_make_no_sense_are_flagged_and_starve_no_other,
 }
 
 const CHAIN: ChainId = ChainId::new(8453);
@@ -38,7 +42,9 @@ async fn due_at(db: &TestDb, secs: u64, limit: u32) -> Vec<OpenRefund> {
         in_hand_before: at(secs.saturating_sub(60)),
         owed_before: at(secs.saturating_sub(3_600)),
     };
-    db.store.refunds_to_search(CHAIN, due, limit).await.unwrap()
+    let page = db.store.refunds_to_search(CHAIN, due, limit).await.unwrap();
+    assert!(page.malformed.is_empty());
+    page.refunds
 }
 
 fn ids(refunds: &[OpenRefund]) -> Vec<&str> {
@@ -50,6 +56,9 @@ fn nothing_found(refund: &OpenRefund, searched_to: u64) -> RefundFinding {
         refund: refund.clone(),
         searched_to: Some(searched_to),
         is_complete: true,
+        problem: None,
+        restart: false,
+        is_use_seen: false,
         paid: None,
         flags: Vec::new(),
     }
@@ -150,8 +159,6 @@ async fn a_search_that_found_nothing_only_says_how_far_it_came(db: &TestDb) {
     let part = RefundFinding { is_complete: false, ..nothing_found(&refund, 600) };
     db.store.refunds_searched(&[part], at(100)).await.unwrap();
     assert_eq!(due_at(db, 101, 10).await[0].searched_to, Some(600), "still due: there is more");
-    db.store.refunds_searched(&[nothing_found(&refund, 590)], at(102)).await.unwrap();
-    assert_eq!(column(db, "searched_to").await.as_deref(), Some("600"), "it never goes back");
     let silent =
         RefundFinding { searched_to: None, is_complete: false, ..nothing_found(&refund, 0) };
     db.store.refunds_searched(&[silent], at(200)).await.unwrap();
@@ -178,4 +185,59 @@ async fn a_misused_nonce_is_flagged_and_changes_nothing(db: &TestDb) {
     assert_eq!(db.flags().await, ["refund_mismatch:a"]);
     assert_eq!(db.count("{flags}").await, 1);
     assert_eq!(db.refunds().await, ["a duplicate 1000000 owed"]);
+}
+
+/// I11.
+async fn a_record_that_is_given_up_for_now_goes_to_the_back_and_is_not_held_to_be_searched_for(
+    db: &TestDb,
+) {
+    owed(db, &["a", "b"]).await;
+    let refund = due_at(db, 100, 1).await.remove(0);
+    let mut unsettled = RefundFinding {
+        searched_to: None,
+        is_complete: false,
+        problem: Some(SearchProblem::Disagreement),
+        ..nothing_found(&refund, 0)
+    };
+    db.store.refunds_searched(std::slice::from_ref(&unsettled), at(100)).await.unwrap();
+    assert_eq!(ids(&due_at(db, 101, 1).await), ["b"]);
+    assert_eq!(db.store.refunds_unsettled(CHAIN).await.unwrap(), 1);
+    assert_eq!(db.store.refunds_unsettled(ChainId::new(1)).await.unwrap(), 0);
+    unsettled.problem = Some(SearchProblem::TooManyUses);
+    db.store.refunds_searched(&[unsettled], at(200)).await.unwrap();
+    assert_eq!(db.store.refunds_unsettled(CHAIN).await.unwrap(), 0, "a flag tells of that");
+    db.store.refunds_searched(&[nothing_found(&refund, 600)], at(300)).await.unwrap();
+    let problem = "SELECT search_problem FROM {refunds_owed} WHERE payment_id = 'a'";
+    assert_eq!(db.value(problem).await, None);
+}
+
+async fn a_search_that_begins_again_forgets_how_far_it_came(db: &TestDb) {
+    owed(db, &["a"]).await;
+    set(db, "a", "claimed").await;
+    let refund = due_at(db, 100, 10).await.remove(0);
+    let seen = RefundFinding { is_use_seen: true, ..nothing_found(&refund, 600) };
+    db.store.refunds_searched(&[seen], at(100)).await.unwrap();
+    let refund = due_at(db, 1_000, 10).await.remove(0);
+    assert_eq!((refund.begun_at, refund.is_use_seen), (Some(at(100)), true));
+    let again = RefundFinding { restart: true, ..nothing_found(&refund, 700) };
+    db.store.refunds_searched(&[again], at(1_000)).await.unwrap();
+    let refund = due_at(db, 2_000, 10).await.remove(0);
+    assert_eq!((refund.searched_to, refund.is_use_seen), (None, false));
+    db.store.refunds_searched(&[nothing_found(&refund, 10)], at(2_000)).await.unwrap();
+    let refund = due_at(db, 3_000, 10).await.remove(0);
+    assert_eq!((refund.searched_to, refund.begun_at), (Some(10), Some(at(2_000))));
+}
+
+/// I11.
+async fn records_that_make_no_sense_are_flagged_and_starve_no_other(db: &TestDb) {
+    owed(db, &["a", "b"]).await;
+    let spoil = "UPDATE {refunds_owed} SET payer = 'nobody' WHERE payment_id = 'a'";
+    db.gateway.execute(spoil, &[]).await.unwrap();
+    let due = SearchDue { in_hand_before: at(100), owed_before: at(100) };
+    let page = db.store.refunds_to_search(CHAIN, due, 1).await.unwrap();
+    assert!(page.refunds.is_empty() && page.malformed[0].problem.contains("payer"), "{page:?}");
+    db.store.refunds_malformed(&page.malformed, at(200)).await.unwrap();
+    assert_eq!(db.flags().await, ["malformed_refund:a"]);
+    let page = db.store.refunds_to_search(CHAIN, due, 1).await.unwrap();
+    assert_eq!((ids(&page.refunds), page.malformed.len()), (vec!["b"], 0));
 }

@@ -120,10 +120,12 @@ async fn a_refund_whose_transfer_vanished_is_void_and_is_owed_again_when_it_retu
         assert!(refund.get(column).is_none(), "{column} is of the claim that was called off");
     }
 
-    // Moved once more while owed: the record follows, and nothing is owed twice.
+    // Moved once more while owed: the record follows, with what was observed, and nothing is owed twice.
+    db.gateway.execute("UPDATE {refunds_owed} SET amount = 7", &[]).await.unwrap();
     let moved = settled_in("p", 106, 5, Finality::Final);
     let done = db.apply("p", moved).await;
     assert_eq!((done.outcome, done.refund), (Outcome::Confirmed, None));
+    assert_eq!(db.refunds().await, ["p duplicate 1000000 owed"]);
     let story = db.store.story(&PaymentId::from("p")).await.unwrap().unwrap();
     let refund = story.refund.unwrap();
     assert_eq!((&refund["log_index"], &refund["status"]), (&5.into(), &"owed".into()));
