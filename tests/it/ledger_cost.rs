@@ -172,10 +172,10 @@ async fn a_day_s_scan_and_an_idle_run_cost_what_the_docs_say() {
         println!("{figure:?}");
     }
     let most = [
-        (1, 10_000, 20, 170, 5),
-        (1, 500, 170, 460, 5),
-        (2, 10_000, 40, 340, 10),
-        (2, 500, 340, 920, 10),
+        (1, 10_000, 25, 180, 6),
+        (1, 500, 330, 760, 6),
+        (2, 10_000, 50, 360, 12),
+        (2, 500, 660, 1_520, 12),
     ];
     for (figure, most) in figures.iter().zip(most) {
         assert_eq!((figure.0, figure.1), (most.0, most.1));
