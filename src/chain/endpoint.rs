@@ -15,6 +15,7 @@ use super::{ChainSettings, EndpointSettings, RpcObserver};
 use crate::clock::Clock;
 use crate::domain::{
     BlockRef, ChainId, EndpointName, Observation, ReadFailure, ReadFailureKind, Timestamp,
+    failure_of,
 };
 
 /// A head this far below the highest one seen is no reorg any more: the endpoint went back in time.
@@ -140,10 +141,11 @@ impl Endpoint {
         chain: ChainId,
         outcomes: &[Result<Observation, ReadFailure>],
     ) {
-        let failure = match outcomes.first() {
-            Some(Err(first)) if outcomes.iter().all(Result::is_err) => Some(first),
-            Some(_) => None,
-            None => return,
+        let failures: Vec<&ReadFailure> = outcomes.iter().filter_map(failure_of).collect();
+        let failure = match failures.first() {
+            _ if outcomes.is_empty() => return,
+            Some(first) if failures.len() == outcomes.len() => Some(*first),
+            _ => None,
         };
         self.observer.read(chain, &self.name, failure.map_or("ok", |failure| failure.kind.code()));
         if failure.is_some_and(|failure| !OF_THE_ENDPOINT.contains(&failure.kind)) {

@@ -319,8 +319,8 @@ async fn ask(
 fn is_evidence(outcome: &Result<Observation, ReadFailure>) -> bool {
     match outcome {
         Err(_) => false,
-        Ok(seen) => match seen.nonce {
-            NonceState::UsedWithoutLog { .. } => false,
+        Ok(seen) => match &seen.nonce {
+            NonceState::UsedWithoutLog { .. } | NonceState::UsedUnread(_) => false,
             NonceState::Used(consumption) => consumption.kind != ConsumptionKind::WithoutTransfer,
             NonceState::Unused => true,
         },

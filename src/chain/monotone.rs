@@ -59,12 +59,12 @@ impl Endpoint {
             let mut seen = self.seen_used();
             for (index, outcome) in outcomes.iter().enumerate() {
                 let one = authorization(&asked[index]);
-                match outcome.as_ref().map(|observation| observation.nonce) {
+                match outcome.as_ref().map(|observation| &observation.nonce) {
                     Ok(NonceState::Used(consumption)) => seen.note(one, consumption.log.block),
                     Ok(NonceState::Unused) => {
                         doubtful.extend(seen.blocks.get(&one).map(|block| (index, *block)));
                     }
-                    Ok(NonceState::UsedWithoutLog { .. }) | Err(_) => {}
+                    Ok(NonceState::UsedWithoutLog { .. } | NonceState::UsedUnread(_)) | Err(_) => {}
                 }
             }
         }

@@ -2,7 +2,7 @@
 //!
 //! State first, at a block pinned by hash; what consumed it only for what is used; then the proof that
 //! every block the evidence rests on is still canonical. A failed call fails only the payments it was
-//! about. How an authorization's state is read, and what proves its use, is its method's own business:
+//! about, and takes nothing away that was read before it. How an authorization's state is read, and what proves its use, is its method's own business:
 //! [`super::eip3009`], [`super::permit2`].
 
 use std::collections::{BTreeSet, HashMap};
@@ -174,9 +174,11 @@ impl Endpoint {
             let nonce = match state? {
                 // "Unused" at an old head is old news; a transfer that was found stays found.
                 false => fresh.clone().map(|()| NonceState::Unused)?,
+                // Used is used, whatever became of the search for how (I2).
                 true => consumed
                     .remove(&index)
-                    .unwrap_or_else(|| Err(bad("no log was read".to_owned()).into()))?,
+                    .unwrap_or_else(|| Err(bad("no log was read".to_owned()).into()))
+                    .unwrap_or_else(NonceState::UsedUnread),
             };
             let Heads { head, safe, finalized } = *heads;
             Ok(Observation { head, safe, finalized, nonce })

@@ -31,7 +31,7 @@ fn is_coherent(seen: &Observation) -> bool {
         && seen.safe.as_ref().is_none_or(below_head)
         && match &seen.nonce {
             NonceState::Used(consumption) => below_head(&consumption.log.block),
-            NonceState::Unused | NonceState::UsedWithoutLog { .. } => true,
+            _ => true,
         }
 }
 
@@ -77,9 +77,9 @@ fn contradict(one: &Observation, other: &Observation) -> bool {
 
 /// The blocks an observation rests on.
 fn blocks(seen: &Observation) -> impl Iterator<Item = Option<BlockRef>> {
-    let consumed = match seen.nonce {
+    let consumed = match &seen.nonce {
         NonceState::Used(consumption) => Some(consumption.log.block),
-        NonceState::Unused | NonceState::UsedWithoutLog { .. } => None,
+        _ => None,
     };
     [Some(seen.head), Some(seen.finalized), consumed].into_iter()
 }
@@ -99,7 +99,7 @@ fn states_contradict(one: &Observation, other: &Observation) -> bool {
         (NonceState::Unused, NonceState::Used(consumption)) => {
             one.head.number >= consumption.log.block.number
         }
-        (NonceState::Unused, NonceState::UsedWithoutLog { .. }) => {
+        (NonceState::Unused, NonceState::UsedWithoutLog { .. } | NonceState::UsedUnread(_)) => {
             one.head.number >= other.head.number
         }
         (NonceState::Used(mine), NonceState::Used(theirs)) => mine != theirs,

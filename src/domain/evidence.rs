@@ -115,7 +115,7 @@ pub enum ConsumptionKind {
 }
 
 /// What an endpoint said about one authorization.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(clippy::large_enum_variant, reason = "one per payment and endpoint of a batch")]
 pub enum NonceState {
@@ -128,12 +128,15 @@ pub enum NonceState {
         /// Last block searched.
         to_block: u64,
     },
+    /// Used or canceled, and how could not be read: this failed. It proves nothing by itself, but whoever
+    /// says "unused" is contradicted (I2).
+    UsedUnread(ReadFailure),
     /// Used or canceled, and this is how.
     Used(Consumption),
 }
 
 /// One endpoint's view of one authorization, all read at one block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observation {
     /// The block the state was read at: the endpoint's newest, or the one that all endpoints were asked at.
     pub head: BlockRef,
@@ -196,6 +199,16 @@ impl ReadFailure {
             detail.truncate(end);
         }
         Self { kind, detail }
+    }
+}
+
+/// What failed in asking an endpoint about one payment, if anything did.
+pub fn failure_of(outcome: &Result<Observation, ReadFailure>) -> Option<&ReadFailure> {
+    match outcome {
+        Err(failure) | Ok(Observation { nonce: NonceState::UsedUnread(failure), .. }) => {
+            Some(failure)
+        }
+        Ok(_) => None,
     }
 }
 

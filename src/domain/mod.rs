@@ -32,7 +32,7 @@ pub use conservation::{
 pub use decision::resolve;
 pub use evidence::{
     BlockRef, Consumption, ConsumptionKind, EndpointName, Evidence, LogRef, NonceState,
-    Observation, ReadFailure, ReadFailureKind, Reading, SeenTransfer,
+    Observation, ReadFailure, ReadFailureKind, Reading, SeenTransfer, failure_of,
 };
 pub use flag::{CLOSED_BY_ITSELF, Closing, Flag, FlagKind, GoneFlag, RaisedFlag, StoredFlag};
 pub use ids::{Amount, ChainId, OrderId, PaymentId, Sku};

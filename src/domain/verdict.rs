@@ -137,7 +137,7 @@ pub enum Inconclusive {
     UnsupportedMethod,
     /// No endpoint was asked.
     NotAsked,
-    /// No endpoint gave evidence; the first one's reason.
+    /// No endpoint gave evidence, or the state says used and how could not be read; why.
     ReadFailed(ReadFailureKind),
     /// Used or canceled, and no endpoint could show the log.
     UsedWithoutLog,
@@ -300,7 +300,7 @@ fn judge_negative(payment: &Payment, observed: &[Seen<'_>], policy: &Policy) -> 
     let quorum = policy.quorum.max(1);
     let consumed = observed.iter().find_map(|seen| match seen.at.nonce {
         NonceState::Used(consumption) => Some(consumption),
-        NonceState::Unused | NonceState::UsedWithoutLog { .. } => None,
+        _ => None,
     });
     if let Some(consumption) = consumed {
         let reason = match consumption.kind {
@@ -325,6 +325,14 @@ fn judge_negative(payment: &Payment, observed: &[Seen<'_>], policy: &Policy) -> 
     }
     if observed.iter().any(|s| matches!(s.at.nonce, NonceState::UsedWithoutLog { .. })) {
         return Verdict::Inconclusive(Inconclusive::UsedWithoutLog);
+    }
+    let unread = observed.iter().filter_map(|seen| match &seen.at.nonce {
+        NonceState::UsedUnread(failure) => Some(failure.kind),
+        _ => None,
+    });
+    // Whatever the order of the readings.
+    if let Some(kind) = unread.min_by_key(|kind| kind.code()) {
+        return Verdict::Inconclusive(Inconclusive::ReadFailed(kind));
     }
     // Unused at every head. The head descends from the finalized block, so it was unused there too; and
     // once a finalized block is past the window, no later block can use it.

@@ -271,10 +271,13 @@ fn reading_detail(reading: &Reading) -> String {
         Err(failure) => return format!("{endpoint}: {failure}"),
     };
     let head = seen.head.number;
-    match seen.nonce {
+    match &seen.nonce {
         NonceState::Unused => format!("{endpoint}: unused at block {head} ({:#})", seen.head.hash),
         NonceState::UsedWithoutLog { from_block, to_block } => {
             format!("{endpoint}: used at block {head}, no log in blocks {from_block} to {to_block}")
+        }
+        NonceState::UsedUnread(failure) => {
+            format!("{endpoint}: used at block {head}, and how could not be read: {failure}")
         }
         NonceState::Used(consumption) => {
             let log = consumption.log;

@@ -105,6 +105,7 @@ macro_rules! suite {
                 a_token_that_burns_all_gas_does_not_touch_its_neighbours
                 what_an_endpoint_says_is_never_kept_whole
                 a_failed_log_read_fails_only_the_used_payments
+                i2_who_refuses_logs_still_contradicts_who_says_unused
             }
             tests! { every_fault, $chain:
                 no_fault_makes_a_reader_say_what_is_not_so

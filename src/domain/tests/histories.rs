@@ -231,6 +231,7 @@ fn any_endpoint() -> impl Strategy<Value = Endpoint> {
         2 => (0..10u64).prop_map(|lag| Endpoint::Honest { lag }),
         1 => Just(Endpoint::Failing),
         1 => Just(Endpoint::WithoutLogs),
+        1 => Just(Endpoint::RefusesLogs),
         1 => Just(Endpoint::SaysUnused),
     ]
 }

@@ -36,6 +36,14 @@ fn assert_table(rows: Vec<Row>) {
 
 const WITHOUT_LOG: NonceState = NonceState::UsedWithoutLog { from_block: 0, to_block: 10 };
 
+fn unread(kind: ReadFailureKind) -> NonceState {
+    NonceState::UsedUnread(ReadFailure::new(kind, "its logs"))
+}
+
+fn refused() -> NonceState {
+    unread(ReadFailureKind::RateLimited)
+}
+
 fn own(at: u64) -> NonceState {
     Used(paying(&payment("p", "o"), block(at), 4))
 }
@@ -206,6 +214,42 @@ fn several_endpoints_quorum_and_lag() {
             policy(1, 1),
             vec![Ok(view(50, 40, WITHOUT_LOG)), Ok(view(50, 40, Unused))],
             "inconclusive:endpoints_disagree",
+        ),
+        (
+            "I2: used, and its logs could not be read, against unused",
+            policy(1, 1),
+            vec![Ok(view(50, 40, Unused)), Ok(view(50, 40, refused())), down()],
+            "inconclusive:endpoints_disagree",
+        ),
+        (
+            "I2: the same at a newer block than the unused one, which may lag",
+            policy(1, 1),
+            vec![Ok(view(49, 40, Unused)), Ok(view(50, 40, refused()))],
+            "inconclusive:rate_limited",
+        ),
+        (
+            "used, and its logs could not be read, beside one with them",
+            policy(1, 1),
+            vec![Ok(view(50, 40, refused())), Ok(view(50, 40, gone(20)))],
+            "unsettleable:canceled @50",
+        ),
+        (
+            "a transfer wins over a search that failed",
+            policy(1, 1),
+            vec![Ok(view(50, 40, refused())), Ok(view(50, 40, own(20)))],
+            "settled:final @20",
+        ),
+        (
+            "used, and nobody could read its logs",
+            policy(1, 1),
+            vec![Ok(view(50, 40, refused())), down()],
+            "inconclusive:rate_limited",
+        ),
+        (
+            "used, without a log or a search for one",
+            policy(1, 1),
+            vec![Ok(view(50, 40, refused())), Ok(view(50, 40, WITHOUT_LOG))],
+            "inconclusive:used_without_log",
         ),
         (
             "expiry short of the quorum is still pending",
@@ -387,7 +431,7 @@ fn an_endpoint_that_answers_twice_agrees_only_with_itself() {
     let payment = payment("p", "o");
     let twice = |nonce| Evidence {
         readings: vec![
-            reading("a", Ok(view(50, 40, nonce))),
+            reading("a", Ok(view(50, 40, NonceState::clone(&nonce)))),
             reading("a", Ok(view(50, 40, nonce))),
         ],
     };
@@ -421,6 +465,7 @@ fn any_nonce_state(head: u64) -> impl Strategy<Value = NonceState> {
     prop_oneof![
         4 => Just(Unused),
         1 => Just(WITHOUT_LOG),
+        1 => proptest::sample::select(ReadFailureKind::ALL).prop_map(unread),
         2 => (at.clone(), 0..2u64).prop_map(|(n, fork)| {
             Used(paying(&payment("p", "o"), block_of_fork(n, fork), 4))
         }),

@@ -127,6 +127,8 @@ pub(super) enum Endpoint {
     Failing,
     /// Knows the state, not the logs.
     WithoutLogs,
+    /// Knows the state, and refuses to search its logs.
+    RefusesLogs,
     /// Says unused, whatever is the case. Taken for honest where lies could make up a quorum.
     SaysUnused,
 }
@@ -604,6 +606,14 @@ impl Shop {
                 let mut seen = self.chain.seen(row.nonce, 0);
                 if let NonceState::Used(_) = seen.nonce {
                     seen.nonce = NonceState::UsedWithoutLog { from_block: 0, to_block: 0 };
+                }
+                Ok(seen)
+            }
+            Endpoint::RefusesLogs => {
+                let mut seen = self.chain.seen(row.nonce, 0);
+                if let NonceState::Used(_) = seen.nonce {
+                    let failure = ReadFailure::new(ReadFailureKind::RateLimited, "slow down");
+                    seen.nonce = NonceState::UsedUnread(failure);
                 }
                 Ok(seen)
             }

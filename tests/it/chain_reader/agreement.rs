@@ -136,7 +136,7 @@ pub(crate) async fn one_that_denies_a_cancellation_is_named_and_ends_nothing<C: 
     let urls = [chain.url(), denies, chain.url()];
     let evidence = read_all(&Reader::with(settings(&chain, &urls)), &payment).await;
     let states: Vec<_> =
-        evidence.readings.iter().flat_map(|r| &r.outcome).map(|s| s.nonce).collect();
+        evidence.readings.iter().flat_map(|r| &r.outcome).map(|s| &s.nonce).collect();
     assert!(
         matches!(states[..], [NonceState::Used(_), NonceState::Unused, NonceState::Used(_)]),
         "{states:?}"

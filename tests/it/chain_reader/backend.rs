@@ -11,7 +11,7 @@ use reconciled::chain::{
 use reconciled::clock::ManualClock;
 use reconciled::domain::{
     Amount, BlockRef, BlockTime, ChainId, EndpointName, Evidence, Method, Observation, OrderId,
-    Payment, PaymentId, PaymentStatus, Rail, ReadFailureKind, Timestamp,
+    Payment, PaymentId, PaymentStatus, Rail, ReadFailureKind, Timestamp, failure_of,
 };
 use url::Url;
 
@@ -255,7 +255,7 @@ pub(crate) fn observed(evidence: &Evidence) -> &Observation {
     reading.outcome.as_ref().unwrap_or_else(|failure| panic!("{failure}"))
 }
 
-/// Why each endpoint asked gave no evidence.
+/// Why each endpoint asked gave no evidence, or none of how an authorization was used.
 pub(crate) fn failures(evidence: &Evidence) -> Vec<Option<ReadFailureKind>> {
-    evidence.readings.iter().map(|r| r.outcome.as_ref().err().map(|f| f.kind)).collect()
+    evidence.readings.iter().map(|r| failure_of(&r.outcome).map(|f| f.kind)).collect()
 }

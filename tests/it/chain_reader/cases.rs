@@ -22,8 +22,8 @@ pub(super) async fn nobody() -> Url {
 }
 
 pub(super) fn used(evidence: &Evidence) -> reconciled::domain::Consumption {
-    match observed(evidence).nonce {
-        NonceState::Used(consumption) => consumption,
+    match &observed(evidence).nonce {
+        NonceState::Used(consumption) => *consumption,
         other => panic!("{other:?}"),
     }
 }
@@ -34,7 +34,7 @@ pub(crate) async fn an_unused_authorization_reads_unused_and_is_pending<C: TestC
     let head = chain.head().await;
     let evidence = Reader::of(&chain).read_one(&payment).await;
     let seen = observed(&evidence);
-    assert_eq!((seen.nonce, seen.head, seen.safe), (NonceState::Unused, head, None));
+    assert_eq!((&seen.nonce, seen.head, seen.safe), (&NonceState::Unused, head, None));
     assert!(seen.finalized.number < head.number && seen.finalized.time < head.time);
     let verdict = judge(&payment, &evidence, &Policy::default());
     assert_eq!(verdict, Verdict::Pending { as_of: head, agreeing: 1 });

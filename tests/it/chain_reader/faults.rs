@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use url::Url;
 
 use super::backend::{
-    Mined, Reader, TestChain, authorization, failures, observed, payment, settings,
+    FINALIZED_AFTER, Mined, Reader, TestChain, Through, authorization, failures, observed, payment,
+    permit, permit_payment, settings,
 };
 use super::proxy::{log_blocks, proxy, refuse};
 
@@ -267,7 +268,7 @@ pub(crate) async fn a_time_that_was_told_wrong_is_not_remembered_for_good<C: Tes
     .await;
     let reader = Reader::with(ChainSettings { log_range_max: 16, ..settings(&chain, &[url]) });
     let evidence = reader.read(&payments).await;
-    let nonce = observed(&evidence[0]).nonce;
+    let nonce = &observed(&evidence[0]).nonce;
     assert!(matches!(nonce, NonceState::UsedWithoutLog { .. }), "searched too late: {nonce:?}");
     wrong.store(false, Ordering::SeqCst);
     let evidence = reader.read(&payments).await;
@@ -335,9 +336,72 @@ pub(crate) async fn a_failed_log_read_fails_only_the_used_payments<C: TestChain>
         }
     })
     .await;
-    assert_eq!(failures(&evidence[0]), [Some(ReadFailureKind::RpcError)]);
+    let NonceState::UsedUnread(failure) = &observed(&evidence[0]).nonce else {
+        panic!("{evidence:?}")
+    };
+    assert_eq!(failure.kind, ReadFailureKind::RpcError, "used all the same");
     assert_eq!(observed(&evidence[1]).nonce, NonceState::Unused);
     assert_eq!(reader.calls.of("eth_getLogs"), 1, "nothing is retried");
+}
+
+/// An endpoint that says of the only authorization it is asked about, in the last word, that it is unused.
+async fn says_unused(chain: &impl TestChain) -> Url {
+    proxy(chain.url(), |call, answer| {
+        if call["method"] == "eth_call" {
+            let result = answer["result"].as_str().unwrap();
+            answer["result"] = json!(format!("{}{:064}", &result[..result.len() - 64], 0));
+        }
+    })
+    .await
+}
+
+pub(crate) async fn i2_who_refuses_logs_still_contradicts_who_says_unused<C: TestChain>() {
+    let chain = C::start().await;
+    let (landed, permit) = (authorization(&chain, 1).await, permit(&chain, 2).await);
+    let payments = [payment(&chain, &landed).await, permit_payment(&chain, &permit).await];
+    chain.transfer(&[landed]).await;
+    chain.settle_permits(&[permit], Through::Nobody).await;
+    chain.advance(700).await;
+    chain.mine(FINALIZED_AFTER).await;
+    type Fault = fn(&Value, &mut Value);
+    let refusals: [Fault; 3] = [
+        |call, answer| {
+            if log_blocks(call).is_some() {
+                refuse(answer, 429, "too many requests");
+            }
+        },
+        |call, answer| {
+            if log_blocks(call).is_some() {
+                refuse(answer, -32603, "internal error");
+            }
+        },
+        // The logs are there, and what shows them canonical is not.
+        |call, answer| {
+            let number = call["params"][0].as_str().is_some_and(|block| block.starts_with("0x"));
+            if call["method"] == "eth_getBlockByNumber" && number {
+                answer["result"] = json!(null);
+            }
+        },
+    ];
+    for (place, refusal) in refusals.into_iter().enumerate() {
+        for payment in &payments {
+            let liar = says_unused(&chain).await;
+            let urls = [liar, proxy(chain.url(), refusal).await, proxy(chain.url(), refusal).await];
+            let settings = ChainSettings {
+                head_lag_max: Duration::from_secs(3_600),
+                ..settings(&chain, &urls)
+            };
+            let reader = Reader::with(settings);
+            let one = std::slice::from_ref(payment);
+            let evidence = reader.read_at(one, Breadth::All, 0).await.remove(0);
+            let verdict = judge(payment, &evidence, &Policy { quorum: 1, ..Policy::default() });
+            assert_eq!(
+                verdict,
+                Verdict::Inconclusive(Inconclusive::EndpointsDisagree),
+                "refusal {place}: {evidence:?}"
+            );
+        }
+    }
 }
 
 /// An endpoint that takes every connection and never says a word. It ends with the test's runtime.

@@ -187,7 +187,7 @@ async fn a_call_that_failed_inside_multicall3_is_no_proof_and_takes_none_from_it
     let receipt = chain.0.settle_permits(&[late, good], Through::Multicall3).await;
     assert_eq!(receipt["status"], "0x1", "{receipt}");
     let evidence = Reader::of(&chain).read(&payments).await;
-    let consumed = |evidence| match observed(evidence).nonce {
+    let consumed = |evidence| match &observed(evidence).nonce {
         NonceState::Used(consumption) => consumption.kind,
         other => panic!("{other:?}"),
     };
@@ -224,7 +224,7 @@ async fn a_nonce_burned_in_the_block_of_anothers_transfer_proves_nothing() {
     assert_eq!(mined["status"], "0x1", "{mined}");
     anvil.rpc("evm_setAutomine", json!([true])).await;
     for evidence in Reader::of(&chain).read(&payments).await {
-        let nonce = observed(&evidence).nonce;
+        let nonce = &observed(&evidence).nonce;
         assert!(matches!(nonce, NonceState::UsedWithoutLog { .. }), "{nonce:?}");
     }
 }

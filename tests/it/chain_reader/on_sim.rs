@@ -206,7 +206,7 @@ async fn every_fault_shows_as_what_it_is_and_never_as_a_negative() {
 #[tokio::test]
 async fn a_used_nonce_without_its_log_is_said_to_be_just_that() {
     let (landed, open) = with_fault(Fault::EmptyLogs).await;
-    let found = observed(&landed).nonce;
+    let found = &observed(&landed).nonce;
     assert!(matches!(found, NonceState::UsedWithoutLog { .. }), "{found:?}");
     assert_eq!(observed(&open).nonce, NonceState::Unused);
 }
@@ -240,8 +240,8 @@ async fn one_endpoint_that_lies_is_seen_beside_one_that_does_not() {
     chain.0.set_fault(0, Fault::SaysUnused);
     let reader = Reader::with(settings(&chain, chain.0.urls()));
     let evidence = reader.read_at(std::slice::from_ref(&payment), Breadth::All, 0).await.remove(0);
-    let states: Vec<NonceState> =
-        evidence.readings.iter().map(|r| r.outcome.as_ref().unwrap().nonce).collect();
+    let states: Vec<&NonceState> =
+        evidence.readings.iter().map(|r| &r.outcome.as_ref().unwrap().nonce).collect();
     assert!(matches!(states[..], [NonceState::Unused, NonceState::Used(_)]), "{states:?}");
 }
 

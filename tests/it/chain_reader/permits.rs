@@ -98,7 +98,7 @@ pub(crate) async fn a_permit_settled_in_an_unseen_call_proves_nothing<C: TestCha
     chain.invalidate(permit.owner, word(permit.nonce), bit(permit.nonce)).await;
     chain.mine(FINALIZED_AFTER).await;
     let evidence = Reader::of(&chain).read_one(&payment).await;
-    let nonce = observed(&evidence).nonce;
+    let nonce = &observed(&evidence).nonce;
     assert!(matches!(nonce, NonceState::UsedWithoutLog { .. }), "{nonce:?}");
     let verdict = judge(&payment, &evidence, &Policy::default());
     assert_eq!(verdict, Verdict::Inconclusive(Inconclusive::UsedWithoutLog));
