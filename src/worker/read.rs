@@ -4,6 +4,7 @@
 //! A transfer is known as soon as enough endpoints have shown it. A negative that may end a payment needs
 //! all of them (DESIGN section 6, trust in endpoints), and what is known already does not wait for that.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,12 +15,15 @@ use super::schedules::Schedules;
 use crate::chain::Breadth;
 use crate::clock::Clock;
 use crate::domain::{
-    Evidence, Inconclusive, Judged, Payment, Phase, Policy, Verdict, disagreements, judge,
+    Evidence, Inconclusive, Judged, OrderId, Payment, Phase, Policy, Verdict, disagreements, judge,
 };
 use crate::schedule::due_times;
 use crate::store::Followed;
 use crate::store::schedules::Series;
 use crate::telemetry::Metrics;
+
+/// The share of the time that asking one endpoint may take where all of them may have to be asked after it.
+const NARROW_SHARE: f64 = 0.5;
 
 /// Payments of one chain that were judged, with the policy to resolve them by.
 pub(super) struct Part {
@@ -47,23 +51,36 @@ impl ChainReader {
         let all: Vec<usize> = (0..self.group.len()).collect();
         let (wide, narrow): (Vec<usize>, Vec<usize>) =
             all.into_iter().partition(|i| several && self.needs_all(&self.group[*i]));
-        let (mut ending, mut done) = (wide, Vec::new());
-        for (i, evidence, verdict) in self.ask(narrow, Breadth::FirstAnswer, budget, &sender).await
-        {
-            let (followed, payment) = &self.group[i];
-            if several && may_end_badly(&verdict, followed, payment, &self.watched.policy) {
-                ending.push(i);
+        let shared = self.shared_orders();
+        let (mut ending, mut done, mut held) = (wide, Vec::new(), Vec::new());
+        let within = if several { budget.mul_f64(NARROW_SHARE) } else { budget };
+        for judged in self.ask(narrow, Breadth::FirstAnswer, within, &sender).await {
+            let (i, _, verdict) = &judged;
+            let (followed, payment) = &self.group[*i];
+            if several && may_end_badly(verdict, followed, payment, &self.watched.policy) {
+                ending.push(*i);
+            } else if shared.contains(&payment.order_id) {
+                held.push(judged);
             } else {
-                done.push((i, evidence, verdict));
+                done.push(judged);
             }
         }
         self.send(done, &sender);
         let left = budget.saturating_sub(started.elapsed());
-        let widely = self.ask(ending, Breadth::All, left, &sender).await;
-        self.send(widely, &sender);
+        held.extend(self.ask(ending, Breadth::All, left, &sender).await);
+        self.send(held, &sender);
     }
 
-    /// Asks about these. What is settled is sent on as soon as that is known; the rest is returned.
+    /// The orders of which several payments are read here. Those are sent on together, at the end: of
+    /// several transfers the first on the chain pays, not the first that was heard of (DESIGN section 7).
+    fn shared_orders(&self) -> BTreeSet<&OrderId> {
+        let mut seen = BTreeSet::new();
+        let orders = self.group.iter().map(|(_, payment)| &payment.order_id);
+        orders.filter(|order| !seen.insert(*order)).collect()
+    }
+
+    /// Asks about these. What is settled is sent on as soon as that is known, unless its order has other
+    /// payments here; the rest is returned.
     async fn ask(
         &self,
         asked: Vec<usize>,
@@ -73,12 +90,14 @@ impl ChainReader {
     ) -> Vec<(usize, Evidence, Verdict)> {
         let policy = &self.watched.policy;
         let payments: Vec<Payment> = asked.iter().map(|i| self.group[*i].1.clone()).collect();
+        let shared = self.shared_orders();
         let mut sent = vec![false; asked.len()];
         let hear = |so_far: &[Evidence]| {
             let mut settled = Vec::new();
             for (place, evidence) in so_far.iter().enumerate().filter(|(place, _)| !sent[*place]) {
                 let verdict = judge(&payments[place], evidence, policy);
-                if matches!(verdict, Verdict::Settled(_)) {
+                let is_shared = shared.contains(&payments[place].order_id);
+                if matches!(verdict, Verdict::Settled(_)) && !is_shared {
                     settled.push((place, evidence.clone(), verdict));
                 }
             }
@@ -90,6 +109,11 @@ impl ChainReader {
         };
         let now = self.clock.now();
         let read = self.watched.chain.read_and_hear(&payments, breadth, now, within, hear).await;
+        // All that was heard, also of what was sent on before the last had answered.
+        let chain_id = self.watched.chain.settings().chain_id;
+        for (one, other) in read.iter().flat_map(disagreements) {
+            self.metrics.endpoints_disagree(chain_id, &one, &other);
+        }
         let mut rest = Vec::new();
         for (place, evidence) in read.into_iter().enumerate().filter(|(place, _)| !sent[*place]) {
             let verdict = judge(&payments[place], &evidence, policy);
@@ -108,15 +132,12 @@ impl ChainReader {
 
     /// Sends on what these payments' verdicts are, with the next checks.
     fn send(&self, judged: Vec<(usize, Evidence, Verdict)>, sender: &UnboundedSender<Part>) {
-        let WatchedChain { chain, schedule, timing, policy } = &*self.watched;
+        let WatchedChain { schedule, timing, policy, .. } = &*self.watched;
         let now = self.clock.now();
         let mut part =
             Part { policy: policy.clone(), unchanged: Vec::new(), to_resolve: Vec::new() };
         for (i, evidence, verdict) in judged {
             self.metrics.checks.with_label_values(&[verdict.kind()]).inc();
-            for (one, other) in disagreements(&evidence) {
-                self.metrics.endpoints_disagree(chain.settings().chain_id, &one, &other);
-            }
             let (followed, payment) = &self.group[i];
             let series = Series { rail: payment.rail, chain_id: payment.chain_id };
             let version = self.schedules.of(&followed.watch, series);

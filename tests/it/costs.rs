@@ -42,6 +42,9 @@ impl Shop {
              [policy]\nquorum = {quorum}\n\
              [[chains]]\nchain_id = {STORY_CHAIN}\nrequest_timeout = \"4s\"\n"
         );
+        if silent.is_some() {
+            configuration.push_str("hedge_after = \"300ms\"\n");
+        }
         for (n, url) in server.urls().iter().cloned().chain(silent).enumerate() {
             let endpoint = format!("[[chains.endpoints]]\nname = \"{n}\"\nurl = \"{url}\"\n");
             configuration.write_str(&endpoint).unwrap();
@@ -176,4 +179,47 @@ async fn a_transfer_is_written_while_a_silent_endpoint_keeps_a_negative_waiting(
     assert_eq!(checking.await.unwrap(), 2);
     assert_eq!(status("p1").await, "failed", "two of three agree");
     drop(listener);
+}
+
+#[tokio::test]
+async fn a_silent_endpoint_keeps_no_transfer_waiting_that_the_others_show_at_the_deadline() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let silent = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+    let shop = Shop::open(2, Some(silent), 2).await;
+    shop.unknown_payment(1).await;
+    shop.unknown_payment(2).await;
+    shop.land(2);
+    // All are asked at once about both.
+    shop.pass(DAY);
+    let worker = Arc::clone(&shop.worker);
+    let began = std::time::Instant::now();
+    let checking = tokio::spawn(async move { worker.look().await });
+    let status =
+        async |payment: &str| shop.worker.gateway.payments().await.unwrap()[payment].clone();
+    while status("p2").await != "settled" {
+        assert!(!checking.is_finished(), "it was written with the rest");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let took = began.elapsed();
+    assert!(took < Duration::from_millis(3_500), "{took:?}: the silent one is given up after 4 s");
+    assert_eq!(status("p1").await, "unknown");
+    assert_eq!(checking.await.unwrap(), 2);
+    assert_eq!(status("p1").await, "failed", "two of three agree");
+    drop(listener);
+}
+
+#[tokio::test]
+async fn of_two_transfers_for_one_order_the_first_on_the_chain_pays_whichever_is_read_first() {
+    let shop = Shop::open(3, None, 2).await;
+    shop.unknown_payment(1).await;
+    shop.land(1);
+    shop.pass(DAY);
+    // Past its deadline, the first is read from all endpoints, after this one was from the first of them.
+    let late = RawPayment { order_id: Some("p1".to_owned()), ..row("p2", shop.worker.now(), 2) };
+    shop.worker.gateway.insert_payment(&late).await.unwrap();
+    shop.land(2);
+    shop.pass(Duration::from_secs(4));
+    assert_eq!(shop.worker.look().await, 2);
+    let orders = shop.worker.gateway.orders().await.unwrap();
+    assert_eq!(orders["p1"], ("paid".to_owned(), Some("p1".to_owned())));
 }
