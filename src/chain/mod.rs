@@ -27,6 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use alloy_primitives::{Address, address};
+use tokio::time::Instant;
 use url::Url;
 
 use crate::clock::Clock;
@@ -290,9 +291,14 @@ fn same_for_all(count: usize, failure: &ReadFailure) -> Outcomes {
     vec![Err(failure.clone()); count]
 }
 
-fn given_up(within: Duration) -> ReadFailure {
-    let detail = format!("the read was given up after {:.1} s", within.as_secs_f64());
-    ReadFailure::new(ReadFailureKind::Unreachable, detail)
+/// What comes of `work`, if it is done by `ends_at`.
+async fn by<T>(
+    ends_at: Instant,
+    work: impl Future<Output = Result<T, ReadFailure>>,
+) -> Result<T, ReadFailure> {
+    let given_up = "not answered by the time the read had to be over";
+    let too_late = |_| Err(ReadFailure::new(ReadFailureKind::Unreachable, given_up));
+    tokio::time::timeout_at(ends_at, work).await.unwrap_or_else(too_late)
 }
 
 /// Asks one endpoint, and says so when its health has changed.
@@ -301,15 +307,12 @@ async fn ask(
     settings: &ChainSettings,
     asked: &[Asked],
     now: Timestamp,
-    within: Duration,
+    ends_at: Instant,
 ) -> Outcomes {
     if let Some(failure) = endpoint.sickness() {
         return same_for_all(asked.len(), &failure);
     }
-    let read = endpoint.read(settings, asked, now);
-    let outcomes = tokio::time::timeout(within, read)
-        .await
-        .unwrap_or_else(|_| same_for_all(asked.len(), &given_up(within)));
+    let outcomes = endpoint.read(settings, asked, now, ends_at).await;
     endpoint.report_health(settings.chain_id, &outcomes);
     outcomes
 }

@@ -6,6 +6,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use alloy_primitives::{Address, B256};
+use tokio::time::Instant;
 
 use super::Outcomes;
 use super::blocks::{header_by_number, parse_header};
@@ -53,7 +54,13 @@ impl SeenUsed {
 impl Endpoint {
     /// Takes note of what is used, and leaves out every "unused" about what was used before in a block that
     /// this endpoint still has.
-    pub(super) async fn guard(&self, asked: &[Asked], heads: &Heads, outcomes: &mut Outcomes) {
+    pub(super) async fn guard(
+        &self,
+        asked: &[Asked],
+        heads: &Heads,
+        outcomes: &mut Outcomes,
+        ends_at: Instant,
+    ) {
         let mut doubtful: Vec<(usize, BlockRef)> = Vec::new();
         {
             let mut seen = self.seen_used();
@@ -74,7 +81,7 @@ impl Endpoint {
         let calls: Vec<_> = numbers.iter().map(|number| header_by_number(*number)).collect();
         let results = match calls.is_empty() {
             true => Vec::new(),
-            false => self.transport.batch(&calls).await,
+            false => self.batch_by(ends_at, &calls).await,
         };
         let headers: HashMap<u64, Result<BlockRef, ReadFailure>> = numbers
             .into_iter()

@@ -34,17 +34,13 @@ impl Chain {
         let mut open: BTreeSet<usize> = (0..asked.len()).collect();
         // Not detached: when this future is dropped, or all is answered, so are the reads under way.
         let mut reads: JoinSet<Answer> = JoinSet::new();
-        let mut ask_next = true;
         while !open.is_empty() {
-            if ask_next && let Some(place) = waiting.next() {
+            if let Some(place) = waiting.next() {
                 self.start(&mut reads, place, asked, &open, now, ends_at);
             }
             let joined = tokio::select! {
                 joined = reads.join_next() => joined,
-                () = tokio::time::sleep(patience), if waiting.peek().is_some() => {
-                    ask_next = true;
-                    continue;
-                }
+                () = tokio::time::sleep(patience), if waiting.peek().is_some() => continue,
             };
             let Some(joined) = joined else { return };
             let (place, indices, outcomes) = match joined {
@@ -63,7 +59,6 @@ impl Chain {
                 evidence[index].readings.push(Reading { endpoint, outcome });
             }
             hear(evidence);
-            ask_next = true;
         }
     }
 
@@ -90,9 +85,8 @@ impl Chain {
         let indices: Vec<usize> = open.iter().copied().collect();
         let question: Vec<Asked> = indices.iter().map(|index| asked[*index]).collect();
         let (endpoint, settings) = (self.endpoints[place].clone(), self.settings.clone());
-        let left = ends_at.saturating_duration_since(Instant::now());
         reads.spawn(async move {
-            (place, indices, ask(&endpoint, &settings, &question, now, left).await)
+            (place, indices, ask(&endpoint, &settings, &question, now, ends_at).await)
         });
     }
 }

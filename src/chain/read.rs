@@ -9,6 +9,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use alloy_primitives::{Address, B256, U256};
+use tokio::time::Instant;
 
 use super::blocks::{Anchors, header_by_number, parse_header};
 use super::endpoint::Endpoint;
@@ -16,7 +17,8 @@ use super::error::CallError;
 use super::heads::Heads;
 use super::logs::TokenLog;
 use super::multicall::StateCall;
-use super::{ChainSettings, Outcomes, eip3009, permit2, same_for_all};
+use super::transport::{Call, CallResult};
+use super::{ChainSettings, Outcomes, by, eip3009, permit2, same_for_all};
 use crate::domain::{
     Amount, BlockRef, BlockTime, Consumption, ConsumptionKind, LogRef, Method, NonceState,
     Observation, Payment, ReadFailure, ReadFailureKind, Timestamp,
@@ -138,22 +140,27 @@ impl From<&TokenLog> for FoundAt {
 /// By a payment's place in the question.
 pub(super) type Findings = HashMap<usize, Result<Finding, ReadFailure>>;
 
+/// The share of what is left of a read that is kept for showing that what was found is canonical.
+const CONFIRM_SHARE: f64 = 0.2;
+
 fn bad(detail: String) -> CallError {
     CallError::BadAnswer(detail)
 }
 
 impl Endpoint {
-    /// What this endpoint shows about each at its newest block; one result each, in order.
+    /// What this endpoint shows about each at its newest block, as far as it has shown it by `ends_at`; one
+    /// result each, in order.
     pub(super) async fn read(
         &self,
         settings: &ChainSettings,
         asked: &[Asked],
         now: Timestamp,
+        ends_at: Instant,
     ) -> Outcomes {
-        match self.heads(settings).await {
+        match by(ends_at, self.heads(settings)).await {
             Ok(heads) => {
                 let fresh = self.see_head(settings, &heads.head, now);
-                self.read_at(settings, asked, &heads, fresh).await
+                self.read_at(settings, asked, (&heads, fresh), ends_at).await
             }
             Err(failure) => same_for_all(asked.len(), &failure),
         }
@@ -164,12 +171,14 @@ impl Endpoint {
         &self,
         settings: &ChainSettings,
         asked: &[Asked],
-        heads: &Heads,
-        fresh: Result<(), ReadFailure>,
+        (heads, fresh): (&Heads, Result<(), ReadFailure>),
+        ends_at: Instant,
     ) -> Outcomes {
-        let states = self.states(settings, asked, &heads.head).await;
+        let states = async { Ok(self.states(settings, asked, &heads.head).await) };
+        let states = by(ends_at, states).await;
+        let states = states.unwrap_or_else(|failure| vec![Err(failure); asked.len()]);
         let used = (0..asked.len()).filter(|index| states[*index] == Ok(true)).collect();
-        let mut consumed = self.consumptions(settings, asked, used, heads).await;
+        let mut consumed = self.consumptions(settings, asked, used, heads, ends_at).await;
         let outcomes = states.into_iter().enumerate().map(|(index, state)| {
             let nonce = match state? {
                 // "Unused" at an old head is old news; a transfer that was found stays found.
@@ -184,7 +193,7 @@ impl Endpoint {
             Ok(Observation { head, safe, finalized, nonce })
         });
         let mut outcomes: Outcomes = outcomes.collect();
-        self.guard(asked, heads, &mut outcomes).await;
+        self.guard(asked, heads, &mut outcomes, ends_at).await;
         outcomes
     }
 
@@ -213,37 +222,36 @@ impl Endpoint {
         asked.iter().zip(of_each).map(state).collect()
     }
 
-    /// What consumed each of the `used` authorizations.
+    /// What consumed each of the `used` authorizations. A search that is not over in time takes nothing
+    /// from those that are.
     async fn consumptions(
         &self,
         settings: &ChainSettings,
         asked: &[Asked],
         used: Vec<usize>,
         heads: &Heads,
+        ends_at: Instant,
     ) -> HashMap<usize, Result<NonceState, ReadFailure>> {
         if used.is_empty() {
             return HashMap::new();
         }
         let width = u32::try_from(self.memory().log_width.blocks()).unwrap_or(u32::MAX);
         let gap_max = settings.block_time.saturating_mul(width) / 2;
+        let left = ends_at.saturating_duration_since(Instant::now());
+        let search_until = ends_at - left.mul_f64(CONFIRM_SHARE);
         let mut findings = Findings::new();
         let mut silent: Option<ReadFailure> = None;
-        for group in groups(asked, used, gap_max, settings.batch_max) {
+        // The youngest first: their ranges are the shortest.
+        for group in groups(asked, used, gap_max, settings.batch_max).into_iter().rev() {
             if let Some(failure) = &silent {
                 // Whoever does not answer is not asked again and again: others are waiting.
                 findings.extend(group.iter().map(|index| (*index, Err(failure.clone()))));
                 continue;
             }
-            let found = match self.search_start(settings, asked, &group, heads).await {
-                Err(failure) => group.iter().map(|index| (*index, Err(failure.clone()))).collect(),
-                Ok(first) => {
-                    let range = (first, heads.head.number);
-                    match asked[group[0]].keeper {
-                        Keeper::Token => self.find_eip3009(settings, asked, &group, range).await,
-                        Keeper::Permit2 => self.find_permit2(settings, asked, &group, range).await,
-                    }
-                }
-            };
+            let search = self.search(settings, asked, &group, heads);
+            let found = by(search_until, search).await.unwrap_or_else(|failure| {
+                group.iter().map(|index| (*index, Err(failure.clone()))).collect()
+            });
             silent = found.values().find_map(|outcome| match outcome {
                 Err(failure) if failure.kind == ReadFailureKind::Unreachable => {
                     Some(failure.clone())
@@ -256,7 +264,23 @@ impl Endpoint {
             }
             findings.extend(found);
         }
-        self.confirm(findings, &heads.head).await
+        self.confirm(findings, &heads.head, ends_at).await
+    }
+
+    /// Looks for the logs of one group.
+    async fn search(
+        &self,
+        settings: &ChainSettings,
+        asked: &[Asked],
+        group: &[usize],
+        heads: &Heads,
+    ) -> Result<Findings, ReadFailure> {
+        let first = self.search_start(settings, asked, group, heads).await?;
+        let range = (first, heads.head.number);
+        Ok(match asked[group[0]].keeper {
+            Keeper::Token => self.find_eip3009(settings, asked, group, range).await,
+            Keeper::Permit2 => self.find_permit2(settings, asked, group, range).await,
+        })
     }
 
     /// The first block in which any of the group can have been used.
@@ -281,6 +305,7 @@ impl Endpoint {
         &self,
         findings: Findings,
         head: &BlockRef,
+        ends_at: Instant,
     ) -> HashMap<usize, Result<NonceState, ReadFailure>> {
         let mut numbers: BTreeSet<u64> = findings
             .values()
@@ -292,7 +317,7 @@ impl Endpoint {
         numbers.insert(head.number);
         // The head last: what was canonical below it is so as of then.
         let calls: Vec<_> = numbers.iter().map(|number| header_by_number(*number)).collect();
-        let results = self.transport.batch(&calls).await;
+        let results = self.batch_by(ends_at, &calls).await;
         let blocks: HashMap<u64, Result<BlockRef, ReadFailure>> = numbers
             .into_iter()
             .zip(results)
@@ -320,6 +345,15 @@ impl Endpoint {
             head_now.clone().map(|_| nonce)
         };
         findings.into_iter().map(|(index, found)| (index, found.and_then(confirmed))).collect()
+    }
+}
+
+impl Endpoint {
+    /// The results of these calls; all time out at `ends_at`.
+    pub(super) async fn batch_by(&self, ends_at: Instant, calls: &[Call]) -> Vec<CallResult> {
+        let too_late = |_| calls.iter().map(|_| Err(CallError::Timeout)).collect();
+        let batch = tokio::time::timeout_at(ends_at, self.transport.batch(calls));
+        batch.await.unwrap_or_else(too_late)
     }
 }
 

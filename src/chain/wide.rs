@@ -2,17 +2,18 @@
 //!
 //! A negative needs endpoints that agree, and endpoints can only agree about one block. So all say first
 //! where they stand; the block is the lowest of those heads that are near each other; and each is read at
-//! the hash that it has there itself. Whether the hashes are the same is for [`crate::domain::judge`].
+//! the hash that it has there itself. Whoever takes longer to say is read at that block when it does: its
+//! silence keeps no transfer waiting that others show. Whether the hashes are the same is for [`crate::domain::judge`].
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::Instant;
 
-use super::endpoint::Endpoint;
 use super::heads::Heads;
 use super::read::Asked;
-use super::{Chain, ChainSettings, Outcomes, given_up, same_for_all};
+use super::{Chain, Outcomes, by, same_for_all};
 use crate::domain::{BlockRef, ReadFailure, ReadFailureKind, Timestamp};
 
 /// The share of the time in which the endpoints must say where they stand; the rest is for reading.
@@ -37,51 +38,82 @@ impl Chain {
         within: Duration,
         mut hear: impl FnMut(usize, Outcomes),
     ) {
-        let ends_at = Instant::now() + within;
-        let (heads, silent) = self.all_heads(now, within.mul_f64(HEADS_SHARE)).await;
-        for (place, failure) in silent {
-            self.report(place, asked.len(), failure, &mut hear);
+        let started = Instant::now();
+        let ends_at = started + within;
+        let mut heads = self.ask_heads(now, started + within.mul_f64(HEADS_SHARE));
+        let mut standing: Vec<Standing> = Vec::new();
+        let mut enough_since = None;
+        loop {
+            let patience_over = enough_since.unwrap_or(ends_at) + self.settings.hedge_after;
+            let answer = tokio::select! {
+                answer = heads.join_next() => answer,
+                () = tokio::time::sleep_until(patience_over), if enough_since.is_some() => break,
+            };
+            match answer.map(joined) {
+                None => break,
+                Some((_, Ok(stand))) => standing.push(stand),
+                Some((place, Err(failure))) => {
+                    self.report(place, asked.len(), failure, &mut hear);
+                }
+            }
+            if enough_since.is_none() && self.is_enough(&standing) {
+                enough_since = Some(Instant::now());
+            }
         }
         // A head that stands still decides only where there is no other.
         let of = |stand: &Standing| stand.heads.head;
-        let fresh: Vec<BlockRef> = heads.iter().filter(|s| s.fresh.is_ok()).map(of).collect();
-        let seen = if fresh.is_empty() { heads.iter().map(of).collect() } else { fresh };
+        let fresh: Vec<BlockRef> = standing.iter().filter(|s| s.fresh.is_ok()).map(of).collect();
+        let seen = if fresh.is_empty() { standing.iter().map(of).collect() } else { fresh };
         let Some(common) = common_block(&seen, self.settings.head_lag_max) else { return };
         // Not detached: when this future is dropped, so is the set, and the reads end.
         let mut reads = JoinSet::new();
-        for Standing { place, heads, fresh } in heads {
-            if heads.head.number < common {
-                let failure = fresh.err().unwrap_or_else(|| self.lagging(&heads.head));
-                self.report(place, asked.len(), failure, &mut hear);
-                continue;
-            }
-            let (endpoint, settings) = (self.endpoints[place].clone(), self.settings.clone());
-            let asked = asked.clone();
-            let left = ends_at.saturating_duration_since(Instant::now());
-            reads.spawn(async move {
-                let read = read_at(&endpoint, &settings, &asked, (heads, fresh), common);
-                let outcomes = tokio::time::timeout(left, read).await;
-                (place, outcomes.unwrap_or_else(|_| same_for_all(asked.len(), &given_up(left))))
-            });
-        }
-        while let Some(joined) = reads.join_next().await {
-            match joined {
-                Ok((place, outcomes)) => {
+        let mut standing = standing.into_iter();
+        loop {
+            let late = match standing.next() {
+                Some(stand) => Ok(stand),
+                None => tokio::select! {
+                    Some(answer) = heads.join_next() => match joined(answer) {
+                        (_, Ok(stand)) => Ok(stand),
+                        (place, Err(failure)) => Err((place, same_for_all(asked.len(), &failure))),
+                    },
+                    Some(read) = reads.join_next() => Err(joined(read)),
+                    else => return,
+                },
+            };
+            match late {
+                Ok(Standing { place, heads, fresh }) if heads.head.number < common => {
+                    let failure = fresh.err().unwrap_or_else(|| self.lagging(&heads.head));
+                    self.report(place, asked.len(), failure, &mut hear);
+                }
+                Ok(Standing { place, heads, fresh }) => {
+                    let (endpoint, settings) =
+                        (self.endpoints[place].clone(), self.settings.clone());
+                    let asked = asked.clone();
+                    reads.spawn(async move {
+                        let at = by(ends_at, endpoint.heads_at(&heads, common)).await;
+                        let outcomes = match at {
+                            Ok(at) => {
+                                endpoint.read_at(&settings, &asked, (&at, fresh), ends_at).await
+                            }
+                            Err(failure) => same_for_all(asked.len(), &failure),
+                        };
+                        (place, outcomes)
+                    });
+                }
+                Err((place, outcomes)) => {
                     self.endpoints[place].report_health(self.settings.chain_id, &outcomes);
                     hear(place, outcomes);
                 }
-                // Nobody aborts one: it is a bug, and the whole read is to fail loudly.
-                Err(error) => std::panic::resume_unwind(error.into_panic()),
             }
         }
     }
 
-    /// Where every endpoint stands, by its place; and why those that do not say, do not.
-    async fn all_heads(
+    /// Asks every endpoint where it stands, by `ends_at`.
+    fn ask_heads(
         &self,
         now: Timestamp,
-        within: Duration,
-    ) -> (Vec<Standing>, Vec<(usize, ReadFailure)>) {
+        ends_at: Instant,
+    ) -> JoinSet<(usize, Result<Standing, ReadFailure>)> {
         let mut asked = JoinSet::new();
         for (place, endpoint) in self.endpoints.iter().enumerate() {
             let (endpoint, settings) = (endpoint.clone(), self.settings.clone());
@@ -89,20 +121,25 @@ impl Chain {
                 if let Some(failure) = endpoint.sickness() {
                     return (place, Err(failure));
                 }
-                let heads = tokio::time::timeout(within, endpoint.heads(&settings)).await;
-                let heads = heads.unwrap_or_else(|_| Err(given_up(within)));
-                let fresh = |heads: Heads| (heads, endpoint.see_head(&settings, &heads.head, now));
-                (place, heads.map(fresh))
+                let stand = |heads: Heads| Standing {
+                    place,
+                    heads,
+                    fresh: endpoint.see_head(&settings, &heads.head, now),
+                };
+                (place, by(ends_at, endpoint.heads(&settings)).await.map(stand))
             });
         }
-        let (mut standing, mut silent) = (Vec::new(), Vec::new());
-        for (place, heads) in asked.join_all().await {
-            match heads {
-                Ok((heads, fresh)) => standing.push(Standing { place, heads, fresh }),
-                Err(failure) => silent.push((place, failure)),
-            }
-        }
-        (standing, silent)
+        asked
+    }
+
+    /// Whether the block to read at need not wait for further heads: a majority of the endpoints stand at
+    /// moving heads, all near each other, so that no further head could show one of them to run ahead.
+    fn is_enough(&self, standing: &[Standing]) -> bool {
+        let fresh = standing.iter().filter(|stand| stand.fresh.is_ok());
+        let times: Vec<u64> = fresh.map(|stand| stand.heads.head.time.as_secs()).collect();
+        let (oldest, newest) = (times.iter().min(), times.iter().max());
+        let apart = newest.zip(oldest).map_or(0, |(newest, oldest)| newest - oldest);
+        times.len() > self.endpoints.len() / 2 && apart <= self.settings.head_lag_max.as_secs()
     }
 
     /// The failure of an endpoint whose head is this.
@@ -130,17 +167,9 @@ impl Chain {
     }
 }
 
-async fn read_at(
-    endpoint: &Endpoint,
-    settings: &ChainSettings,
-    asked: &[Asked],
-    (heads, fresh): (Heads, Result<(), ReadFailure>),
-    number: u64,
-) -> Outcomes {
-    match endpoint.heads_at(&heads, number).await {
-        Ok(heads) => endpoint.read_at(settings, asked, &heads, fresh).await,
-        Err(failure) => same_for_all(asked.len(), &failure),
-    }
+/// What a task came to. Nobody aborts one: it is a bug, and the whole read is to fail loudly.
+fn joined<T>(task: Result<T, JoinError>) -> T {
+    task.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
 /// The number of the block to read all at: the lowest head that is at most `lag_max` older than the

@@ -102,6 +102,7 @@ macro_rules! suite {
                 a_slow_down_is_rate_limited
                 an_endpoint_that_refuses_is_left_alone_for_a_while
                 an_endpoint_that_hangs_takes_nothing_from_the_others
+                i11_a_log_search_that_hangs_takes_nothing_from_what_was_answered
                 a_token_that_burns_all_gas_does_not_touch_its_neighbours
                 what_an_endpoint_says_is_never_kept_whole
                 a_failed_log_read_fails_only_the_used_payments

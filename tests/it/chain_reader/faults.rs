@@ -17,7 +17,7 @@ use super::backend::{
     FINALIZED_AFTER, Mined, Reader, TestChain, Through, authorization, failures, observed, payment,
     permit, permit_payment, settings,
 };
-use super::proxy::{log_blocks, proxy, refuse};
+use super::proxy::{hanging_at, log_blocks, proxy, refuse};
 
 const TRANSFER: &str = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef";
 
@@ -432,6 +432,36 @@ pub(crate) async fn an_endpoint_that_hangs_takes_nothing_from_the_others<C: Test
         };
         assert_eq!(failures(&evidence[0]), expected);
         assert!(is_transferred(&evidence[0]), "{breadth:?}");
+    }
+}
+
+pub(crate) async fn i11_a_log_search_that_hangs_takes_nothing_from_what_was_answered<
+    C: TestChain,
+>() {
+    let chain = C::start().await;
+    let old = authorization(&chain, 1).await;
+    let old_payment = payment(&chain, &old).await;
+    chain.mine(100).await;
+    let (young, unused) = (authorization(&chain, 2).await, authorization(&chain, 3).await);
+    let payments = [old_payment, payment(&chain, &young).await, payment(&chain, &unused).await];
+    let before = chain.head().await.number - 50;
+    chain.transfer(&[old, young]).await;
+    let hangs = move |call: &Value| {
+        log_blocks(call).is_some()
+            && crate::support::fault_proxy::number(&call["params"][0]["fromBlock"]) < before
+    };
+    let url = hanging_at(chain.url(), hangs).await;
+    let settings = ChainSettings { log_range_max: 60, ..settings(&chain, &[url]) };
+    let reader = Reader::with(settings);
+    for breadth in [Breadth::FirstAnswer, Breadth::All] {
+        let (now, within) = (Timestamp::from_millis(0), Duration::from_secs(5));
+        let evidence = reader.read_within(&payments, breadth, now, within).await;
+        let NonceState::UsedUnread(failure) = &observed(&evidence[0]).nonce else {
+            panic!("{breadth:?}: {evidence:?}")
+        };
+        assert_eq!(failure.kind, ReadFailureKind::Unreachable, "used all the same");
+        assert!(is_transferred(&evidence[1]), "{breadth:?}: {evidence:?}");
+        assert_eq!(observed(&evidence[2]).nonce, NonceState::Unused);
     }
 }
 

@@ -55,6 +55,31 @@ async fn forward(State(upstream): State<Arc<Upstream>>, body: String) -> String 
     answers.to_string()
 }
 
+/// Starts an endpoint that answers as `upstream` does, but never a request with a call that `hangs`.
+pub(crate) async fn hanging_at(
+    upstream: Url,
+    hangs: impl Fn(&Value) -> bool + Send + Sync + 'static,
+) -> Url {
+    let forwards = proxy(upstream, |_, _| {}).await;
+    let (http, hangs) = (http_client(), Arc::new(hangs));
+    let answer = move |body: String| {
+        let (forwards, http, hangs) = (forwards.clone(), http.clone(), hangs.clone());
+        async move {
+            let calls: Value = serde_json::from_str(&body).unwrap();
+            let calls = calls.as_array().cloned().unwrap_or_else(|| vec![calls]);
+            if calls.iter().any(|call| hangs(call)) {
+                std::future::pending::<()>().await;
+            }
+            http.post(forwards).body(body).send().await.unwrap().text().await.unwrap()
+        }
+    };
+    let router = Router::new().route("/", post(answer));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    Url::parse(&url).unwrap()
+}
+
 /// Makes an answer an error.
 pub(crate) fn refuse(answer: &mut Value, code: i64, message: &str) {
     *answer = json!({
