@@ -254,6 +254,9 @@ pub struct ChainSection {
     /// The x402 proxies that settle with Permit2.
     #[serde(default = "defaults::permit2_proxies")]
     pub permit2_proxies: Vec<Address>,
+    /// The facilitators that may settle Permit2's `upto` for less than was signed for.
+    #[serde(default)]
+    pub upto_facilitators: Vec<Address>,
     /// Whether Multicall3's block number is another chain's.
     #[serde(default)]
     pub foreign_block_number: bool,
@@ -676,6 +679,21 @@ impl ChainSection {
             let problem = "must list at least one proxy; leave it out for the canonical ones";
             return Err(bad(format!("{key}.permit2_proxies"), problem));
         }
+        for (name, addresses) in [
+            ("permit2_proxies", &self.permit2_proxies),
+            ("upto_facilitators", &self.upto_facilitators),
+            ("refund_wallets", &self.refund_wallets),
+        ] {
+            if addresses.contains(&Address::ZERO) {
+                return Err(bad(format!("{key}.{name}"), "names the zero address"));
+            }
+        }
+        for (name, contract) in [("permit2", self.permit2), ("multicall3", self.multicall3)] {
+            if self.upto_facilitators.contains(&contract) {
+                let problem = format!("names {name}, which anybody can call: list only wallets");
+                return Err(bad(format!("{key}.upto_facilitators"), problem));
+            }
+        }
         for (name, span) in [
             ("head_age_max", self.head_age_max),
             ("head_lag_max", self.head_lag_max),
@@ -685,9 +703,6 @@ impl ChainSection {
             if span.0.is_zero() {
                 return Err(bad(format!("{key}.{name}"), "must be longer than \"0s\""));
             }
-        }
-        if self.refund_wallets.contains(&Address::ZERO) {
-            return Err(bad(format!("{key}.refund_wallets"), "names the zero address"));
         }
         let timing = Timing {
             finality_margin: self.finality_margin.0,
@@ -716,6 +731,7 @@ impl ChainSection {
                 permit2: Permit2Settings {
                     permit2: self.permit2,
                     proxies: self.permit2_proxies.clone(),
+                    upto_facilitators: self.upto_facilitators.clone(),
                 },
                 request_timeout: self.request_timeout.0,
                 hedge_after: self.hedge_after.0,

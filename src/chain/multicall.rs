@@ -29,6 +29,18 @@ sol! {
     function getChainId() external view returns (uint256 chainid);
 }
 
+/// The calls of an `aggregate3`, in order: whom, and with what. Multicall3 makes these, and no others.
+pub(super) fn aggregate3_calls(input: &[u8]) -> Option<Vec<(Address, Bytes)>> {
+    let call = aggregate3Call::abi_decode(input).ok()?;
+    Some(call.calls.into_iter().map(|call| (call.target, call.callData)).collect())
+}
+
+/// The calldata of an `aggregate3` of which any call may fail.
+pub(super) fn aggregate3_input(calls: impl Iterator<Item = (Address, Bytes)>) -> Bytes {
+    let call = |(target, data)| Call3 { target, allowFailure: true, callData: data };
+    aggregate3Call { calls: calls.map(call).collect() }.abi_encode().into()
+}
+
 /// A call of a contract that answers with one word.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct StateCall {
@@ -152,10 +164,8 @@ impl Endpoint {
         let all = preamble
             .into_iter()
             .map(|data| (multicall, data.into()))
-            .chain(calls.iter().map(|call| (call.target, call.data.clone())))
-            .map(|(target, data)| Call3 { target, allowFailure: true, callData: data })
-            .collect();
-        let data = aggregate3Call { calls: all }.abi_encode().into();
+            .chain(calls.iter().map(|call| (call.target, call.data.clone())));
+        let data = aggregate3_input(all);
         let result = self.transport.call(call_at(head.hash, multicall, &data)).await?;
         let answer: Bytes = decode("aggregate3", &result)?;
         if answer.is_empty() {

@@ -11,13 +11,19 @@
 //! 1. **Called directly.** The transaction of a transfer called one of the known x402 proxies, and its
 //!    calldata names this owner, nonce, token and receiver ([`calldata`]). It succeeded, since it logged:
 //!    so the proxy had Permit2 use this nonce for this money. Its only transfer from owner to receiver is
-//!    the payment; the amount is what the log says.
-//! 2. **Called through another contract** (Multicall3, an ERC-4337 bundle, a facilitator's batcher). Then
-//!    calldata only says what may have been called. Of the calls embedded in it for this owner, token and
-//!    receiver, those count whose bit was unset in the block before and is set in this one. It is proof
-//!    when they and the transfers that a known proxy vouched for (its `Settled` event directly behind) are
-//!    equally many, in the same order, with the very amounts; and no invalidation of the nonce is in this
-//!    block.
+//!    the payment; the amount is what the log says. Less than was signed for is right only where a trusted
+//!    facilitator sent the transaction and chose it (`upto`): a payer can sign his nonce once more for the
+//!    `upto` proxy, name himself as the facilitator, and settle for one base unit. Whatever else moved, and
+//!    is not the amount that was asked for, is other money than the payment's.
+//! 2. **Called through Multicall3**, in a batch that calls the known proxies and nobody else. Any of its
+//!    calls may have failed, so of those for this owner, token and receiver, the ones count whose bit was
+//!    unset in the block before and is set in this one. It is proof when they and the transfers that a known
+//!    proxy vouched for (its `Settled` event directly behind) are equally many, in the same order, with the
+//!    very amounts; and no invalidation of the nonce is in this block. For each of those transfers was made
+//!    by one of the calls, and its call counts: equally many, then, means that no other call does.
+//!    In any other contract's calldata (a batcher, an ERC-4337 bundle) a call proves nothing: its payer can
+//!    put it there, set the bit with a spender of his own, and have the transfer made by another permit,
+//!    which then pays twice: once by whoever settled it, and once in the name of the call in sight.
 //! 3. **Invalidated.** An invalidation covers the nonce; its bit was unset in the block before; and no
 //!    transfer of that block that could be this payment's is unexplained. An owner may also invalidate what
 //!    he has used, to look as if he had not paid: hence the look at the block before.
@@ -58,11 +64,17 @@ pub struct Permit2Settings {
     pub permit2: Address,
     /// The x402 proxies, exact and upto: their code is trusted to do what x402's does.
     pub proxies: Vec<Address>,
+    /// The facilitators whose `upto` settlements may be for less than was signed for.
+    pub upto_facilitators: Vec<Address>,
 }
 
 impl Default for Permit2Settings {
     fn default() -> Self {
-        Self { permit2: PERMIT2, proxies: vec![X402_EXACT_PROXY, X402_UPTO_PROXY] }
+        Self {
+            permit2: PERMIT2,
+            proxies: vec![X402_EXACT_PROXY, X402_UPTO_PROXY],
+            upto_facilitators: Vec::new(),
+        }
     }
 }
 

@@ -120,6 +120,21 @@ fn bad_values_are_refused_with_their_key() {
         ("[[chains]]", "[schedule]\nhorizon = \"1s\"\n[[chains]]", "schedule.horizon"),
         ("[[chains]]", "[schedule]\njitter = 0.9\n[[chains]]", "schedule.jitter"),
         ("[[chains]]", "[checks]\nlease_ttl = \"soon\"\n[[chains]]", "duration"),
+        (
+            "[[chains]]",
+            "[[chains]]\npermit2_proxies = [\"0x0000000000000000000000000000000000000000\"]",
+            "permit2_proxies",
+        ),
+        (
+            "[[chains]]",
+            "[[chains]]\nupto_facilitators = [\"0x0000000000000000000000000000000000000000\"]",
+            "upto_facilitators",
+        ),
+        (
+            "[[chains]]",
+            "[[chains]]\nupto_facilitators = [\"0xcA11bde05977b3631167028862bE2a173976CA11\"]",
+            "names multicall3",
+        ),
         ("url = \"https://rpc.example/key-SECRET\"", "url_env = \"UNSET\"", "UNSET"),
     ] {
         let message = refused(&GOOD.replace(from, to));

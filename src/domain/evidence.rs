@@ -67,7 +67,8 @@ pub struct SeenTransfer {
     pub to: Address,
     /// How much moved.
     pub value: Amount,
-    /// The most that was signed for, where whoever settles chooses the amount (Permit2's `upto`).
+    /// The most that was signed for, where a trusted facilitator itself chose the amount (Permit2's `upto`).
+    /// Missing where anybody else chose it: then nothing but the amount asked for is right.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at_most: Option<Amount>,
 }
@@ -84,8 +85,8 @@ pub struct Consumption {
 
 impl Consumption {
     /// Whether this is what `payment` asked for: from its payer, to its `pay_to`, in its token, and the
-    /// amount. Where the settler chose the amount, the payer must have signed for the payment's amount as
-    /// the most, and something must have moved: the proxy itself refuses to move nothing.
+    /// amount. Less is right only where a trusted facilitator chose it; the payer must then have signed for
+    /// the payment's amount as the most, and something must have moved: the proxy refuses to move nothing.
     pub fn pays(&self, payment: &Payment) -> bool {
         let ConsumptionKind::Transferred(seen) = self.kind else { return false };
         (seen.token, seen.from, seen.to) == (payment.token, payment.payer, payment.pay_to)

@@ -165,6 +165,8 @@ impl ChainEvent {
 pub struct Transaction {
     /// Its hash.
     pub hash: B256,
+    /// Who sent it.
+    pub from: Address,
     /// The contract called.
     pub to: Address,
     /// Its calldata, where a reader looks at it.
@@ -373,20 +375,32 @@ impl ChainState {
         events: Vec<ChainEvent>,
     ) -> Result<Included, SimError> {
         let (input, permits) = (Bytes::new(), Vec::new());
-        self.schedule(at, Transaction { hash: B256::ZERO, to, input, succeeded, events, permits })
+        self.schedule(
+            at,
+            Transaction {
+                hash: B256::ZERO,
+                from: FACILITATOR,
+                to,
+                input,
+                succeeded,
+                events,
+                permits,
+            },
+        )
     }
 
     /// A transaction that succeeds, with calldata that readers look at and nonces of Permit2 it sets.
     pub(super) fn include_call(
         &mut self,
         at: Timestamp,
+        from: Address,
         to: Address,
         input: Bytes,
         events: Vec<ChainEvent>,
         permits: Vec<(Address, B256)>,
     ) -> Result<Included, SimError> {
         let hash = B256::ZERO;
-        self.schedule(at, Transaction { hash, to, input, succeeded: true, events, permits })
+        self.schedule(at, Transaction { hash, from, to, input, succeeded: true, events, permits })
     }
 
     fn schedule(

@@ -28,7 +28,7 @@ mod values;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use chain::{Authorized, ChainState, Included, SimError, SimSettings};
+pub use chain::{Authorized, ChainState, FACILITATOR, Included, SimError, SimSettings};
 pub use fault::{Fault, FaultKind};
 pub use permit2::Permitted;
 pub use server::{SimServer, SimServerError};

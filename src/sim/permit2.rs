@@ -4,7 +4,7 @@ use alloy_primitives::{Address, B256, Bytes, U256};
 use alloy_sol_types::SolCall;
 
 use super::abi::{self, exact, upto};
-use super::chain::{ChainEvent, ChainState, FACILITATOR, Included, SimError, View};
+use super::chain::{ChainEvent, ChainState, Included, SimError, View};
 use crate::chain::{MULTICALL3, PERMIT2, X402_EXACT_PROXY, X402_UPTO_PROXY};
 use crate::domain::{Amount, BlockTime, Timestamp};
 
@@ -19,6 +19,8 @@ pub struct Permitted {
     pub amount: Amount,
     /// What moves: less, or `None` for the exact proxy, which moves what was signed for.
     pub upto: Option<Amount>,
+    /// Who settles: of `upto`, whoever the payer names.
+    pub settler: Address,
     /// The permit's nonce.
     pub nonce: B256,
     /// The last second at which Permit2 takes it.
@@ -50,7 +52,7 @@ impl Permitted {
                 let permitted = upto::TokenPermissions { token, amount: most };
                 let permit = upto::PermitTransferFrom { permitted, nonce, deadline };
                 let witness =
-                    upto::Witness { to, facilitator: FACILITATOR, validAfter: U256::ZERO };
+                    upto::Witness { to, facilitator: self.settler, validAfter: U256::ZERO };
                 let amount = amount.get();
                 upto::settleCall { permit, amount, owner, witness, signature }.abi_encode()
             }
@@ -114,7 +116,7 @@ impl ChainState {
         }
         let events = permits.iter().flat_map(Permitted::events).collect();
         let used = permits.iter().map(|permit| (permit.owner, permit.nonce)).collect();
-        self.include_call(at, to, input.into(), events, used)
+        self.include_call(at, permits[0].settler, to, input.into(), events, used)
     }
 
     /// The owner sets the bits of `mask` in a word of his nonces, used or not.
@@ -131,7 +133,7 @@ impl ChainState {
         let nonces = bits.map(|bit| B256::from((word << 8) | U256::from(bit)));
         let unset = nonces.filter(|nonce| !self.permit_taken(owner, *nonce));
         let unset: Vec<_> = unset.map(|nonce| (owner, nonce)).collect();
-        self.include_call(at, PERMIT2, call.into(), events, unset)
+        self.include_call(at, owner, PERMIT2, call.into(), events, unset)
     }
 
     /// `nonceBitmap` as of block `number`.

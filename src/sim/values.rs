@@ -4,7 +4,7 @@
 use alloy_primitives::{Address, B256, Bloom, Bytes, b256, keccak256};
 use serde_json::{Value, json};
 
-use super::chain::{ChainEvent, ChainState, Contents, FACILITATOR, Transaction, View, bloom_of};
+use super::chain::{ChainEvent, ChainState, Contents, Transaction, View, bloom_of};
 use crate::domain::{BlockRef, ChainId};
 
 /// keccak256(rlp([])): the uncles of a block that has none.
@@ -98,7 +98,7 @@ pub(super) fn full_transaction(
         "blockHash": block.hash,
         "blockNumber": quantity(block.number),
         "transactionIndex": quantity(index as u64),
-        "from": FACILITATOR,
+        "from": transaction.from,
         "gasPrice": quantity(GAS_PRICE),
         "blockTimestamp": quantity(block.time.as_secs()),
     })
@@ -172,7 +172,7 @@ pub(super) fn receipt(token: Address, block: BlockRef, contents: &Contents, inde
         "gasUsed": quantity(GAS_PER_TRANSACTION),
         "effectiveGasPrice": quantity(GAS_PRICE),
         "blobGasPrice": "0x1",
-        "from": FACILITATOR,
+        "from": transaction.from,
         "to": transaction.to,
         "contractAddress": null,
         // A plain number, as anvil writes it.

@@ -64,7 +64,8 @@ macro_rules! suite {
             }
             tests! { permits, $chain:
                 an_unused_permit_is_pending_and_a_landed_one_reads_as_it_stands_on_chain
-                upto_settles_for_what_moved
+                upto_settles_for_what_a_trusted_facilitator_moved
+                i6_an_amount_that_the_payer_or_a_batch_chose_pays_only_if_it_is_all
                 several_permits_through_multicall3_have_their_own_transfers
                 a_permit_settled_in_an_unseen_call_proves_nothing
                 an_invalidated_nonce_is_canceled_and_a_used_one_stays_used

@@ -50,14 +50,14 @@ impl Moved {
         self.parties() == (call.token, call.owner, call.to)
     }
 
-    fn consumed_by(&self, call: &PermitCall) -> (FoundAt, ConsumptionKind) {
+    fn consumed(&self, at_most: Option<Amount>) -> (FoundAt, ConsumptionKind) {
         let kind = ConsumptionKind::Transferred(SeenTransfer {
             log_index: self.log.log_index,
             token: self.log.token,
             from: self.from,
             to: self.to,
             value: self.value,
-            at_most: call.at_most,
+            at_most,
         });
         (FoundAt::from(&self.log), kind)
     }
@@ -72,7 +72,7 @@ fn parse_transfer(topics: &[B256], data: &[u8]) -> Option<(Address, Address, Amo
 
 /// One search: what is asked, and what came of it so far.
 struct Search<'a> {
-    settings: &'a Permit2Settings,
+    settings: &'a ChainSettings,
     /// Permits that are used and not explained yet.
     open: HashSet<PermitId>,
     /// The most any payment asks of these: token, payer, receiver.
@@ -83,15 +83,15 @@ struct Search<'a> {
     invalidated: HashMap<PermitId, TokenLog>,
     /// Transfers that could be a payment's, in transactions that called no proxy directly: payer, block.
     unexplained: HashSet<(Address, u64)>,
-    /// Those of them whose calldata embeds calls for an open permit.
-    wrapped: Vec<(Moved, Vec<PermitCall>)>,
+    /// Those of them whose transaction was a batch with calls for an open permit.
+    batched: Vec<(Moved, Vec<PermitCall>)>,
     /// The payers' other transfers.
     others: Vec<Moved>,
     transactions_left: usize,
 }
 
 impl<'a> Search<'a> {
-    fn new(settings: &'a Permit2Settings, asked: impl Iterator<Item = &'a Asked>) -> Self {
+    fn new(settings: &'a ChainSettings, asked: impl Iterator<Item = &'a Asked>) -> Self {
         let mut search = Self {
             settings,
             open: HashSet::new(),
@@ -100,7 +100,7 @@ impl<'a> Search<'a> {
             failed: HashMap::new(),
             invalidated: HashMap::new(),
             unexplained: HashSet::new(),
-            wrapped: Vec::new(),
+            batched: Vec::new(),
             others: Vec::new(),
             transactions_left: TRANSACTIONS_MAX,
         };
@@ -116,7 +116,7 @@ impl<'a> Search<'a> {
     /// Every transfer of the payers in the tokens asked about, and every nonce they invalidated.
     fn filter(&self) -> LogFilter {
         let mut emitters: BTreeSet<Address> = self.wanted.keys().map(|(t, _, _)| *t).collect();
-        emitters.insert(self.settings.permit2);
+        emitters.insert(self.settings.permit2.permit2);
         let payers: BTreeSet<B256> = self.open.iter().map(|(o, _)| o.into_word()).collect();
         let events = vec![Transfer::SIGNATURE_HASH, UnorderedNonceInvalidation::SIGNATURE_HASH];
         LogFilter {
@@ -128,7 +128,7 @@ impl<'a> Search<'a> {
     /// Takes note of some blocks' logs. Returns the transfers that could be a payment's.
     fn sort(&mut self, logs: Vec<TokenLog>) -> Vec<Moved> {
         let (by_permit2, by_tokens): (Vec<_>, Vec<_>) =
-            logs.into_iter().partition(|log| log.token == self.settings.permit2);
+            logs.into_iter().partition(|log| log.token == self.settings.permit2.permit2);
         by_permit2.into_iter().for_each(|log| self.note_invalidation(&log));
         let mut moved: Vec<Moved> = by_tokens.into_iter().filter_map(Moved::parse).collect();
         let mut counts: HashMap<_, usize> = HashMap::new();
@@ -163,28 +163,31 @@ impl<'a> Search<'a> {
     }
 
     /// Takes note of what the transaction of a transfer was asked to settle.
-    fn note_calls(&mut self, moved: &Moved, calls: &PermitCalls) {
+    fn note_calls(&mut self, moved: &Moved, sender: Address, calls: &PermitCalls) {
         match calls {
             PermitCalls::Direct(call) if moved.is_of(call) && moved.alone => {
                 if self.open.remove(&call.id()) {
-                    self.found.insert(call.id(), moved.consumed_by(call));
+                    let at_most = call.metered(&self.settings.permit2, sender);
+                    self.found.insert(call.id(), moved.consumed(at_most));
                 }
             }
-            PermitCalls::Direct(_) => drop(self.unexplained.insert(unexplained(moved))),
-            PermitCalls::Embedded(calls) => {
+            PermitCalls::Direct(_) | PermitCalls::Unknown => {
+                self.unexplained.insert(unexplained(moved));
+            }
+            PermitCalls::Batched(calls) => {
                 self.unexplained.insert(unexplained(moved));
                 let of_parties = calls.iter().filter(|call| moved.is_of(call)).copied();
                 let of_parties: Vec<PermitCall> = of_parties.collect();
                 if of_parties.iter().any(|call| self.open.contains(&call.id())) {
-                    self.wrapped.push((moved.clone(), of_parties));
+                    self.batched.push((moved.clone(), of_parties));
                 }
             }
         }
     }
 
-    /// Rule 2, about one transfer: `flips` holds each call embedded for its parties, and its bit in the
+    /// Rule 2, about one transfer: `flips` holds each call for its parties, and its bit in the
     /// block before and in this one.
-    fn note_wrapped(
+    fn note_batched(
         &mut self,
         moved: &Moved,
         flips: &[(PermitCall, &[Result<bool, ReadFailure>])],
@@ -200,14 +203,15 @@ impl<'a> Search<'a> {
                 flipped.push(*call);
             }
         }
-        let vouched = vouched(receipt, self.settings, moved.parties());
+        let vouched = vouched(receipt, &self.settings.permit2, moved.parties());
         let Some(call) = vouched_call(moved, &flipped, &vouched) else { return Ok(()) };
         let invalidated_here = self
             .invalidated
             .get(&call.id())
             .is_some_and(|log| log.block_number == moved.log.block_number);
         if !invalidated_here && self.open.remove(&call.id()) {
-            self.found.insert(call.id(), moved.consumed_by(&call));
+            // Multicall3 asked for the amount: whoever called that is no meter.
+            self.found.insert(call.id(), moved.consumed(None));
         }
         Ok(())
     }
@@ -269,7 +273,7 @@ fn vouched(
     vouched
 }
 
-/// Which of the embedded calls made this transfer: only when all of them came through, in their order and
+/// Which of the batched calls made this transfer: only when all of them came through, in their order and
 /// with their amounts.
 fn vouched_call(
     moved: &Moved,
@@ -292,7 +296,7 @@ impl Endpoint {
         range: (u64, u64),
     ) -> Findings {
         let of_group = group.iter().map(|index| &asked[*index]);
-        let mut search = Search::new(&settings.permit2, of_group);
+        let mut search = Search::new(settings, of_group);
         let searched = self.search_permits(&mut search, range).await;
         let finding = |index: &usize| (*index, search.finding(&asked[*index], range, &searched));
         group.iter().map(finding).collect()
@@ -317,13 +321,13 @@ impl Endpoint {
             self.scan_logs(&filter, first, last, take).await?;
             let candidates = search.sort(logs);
             self.examine(search, candidates).await?;
-            self.examine_wrapped(search).await;
+            self.examine_batched(search).await;
         }
         self.examine_invalidated(search).await;
         if !search.open.is_empty() {
             let others = std::mem::take(&mut search.others);
             self.examine(search, others).await?;
-            self.examine_wrapped(search).await;
+            self.examine_batched(search).await;
         }
         Ok(())
     }
@@ -344,7 +348,7 @@ impl Endpoint {
         let calls = self.permit_calls_of(search.settings, &logs).await;
         for moved in &candidates {
             match calls.get(&moved.log.tx_hash) {
-                Some(Ok(calls)) => search.note_calls(moved, calls),
+                Some(Ok((sender, calls))) => search.note_calls(moved, *sender, calls),
                 // Whoever does not answer is not asked again and again: others are waiting.
                 Some(Err(failure)) if failure.kind == ReadFailureKind::Unreachable => {
                     return Err(failure.clone());
@@ -360,26 +364,26 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Rule 2: calls through other contracts.
-    async fn examine_wrapped(&self, search: &mut Search<'_>) {
-        let wrapped = std::mem::take(&mut search.wrapped);
-        if wrapped.is_empty() {
+    /// Rule 2: calls through Multicall3.
+    async fn examine_batched(&self, search: &mut Search<'_>) {
+        let batched = std::mem::take(&mut search.batched);
+        if batched.is_empty() {
             return;
         }
-        let logs: Vec<&TokenLog> = wrapped.iter().map(|(moved, _)| &moved.log).collect();
+        let logs: Vec<&TokenLog> = batched.iter().map(|(moved, _)| &moved.log).collect();
         let receipts = self.receipts_of(&logs).await;
-        let moments: Vec<(PermitId, u64)> = wrapped
+        let moments: Vec<(PermitId, u64)> = batched
             .iter()
             .flat_map(|(moved, calls)| calls.iter().map(|call| (call.id(), moved.log.block_number)))
             .flat_map(|(permit, block)| [(permit, block.saturating_sub(1)), (permit, block)])
             .collect();
-        let bits = self.bits_at(search.settings, &moments).await;
+        let bits = self.bits_at(&search.settings.permit2, &moments).await;
         let mut bits = bits.chunks(2);
-        for (moved, calls) in &wrapped {
+        for (moved, calls) in &batched {
             let flips: Vec<_> =
                 calls.iter().copied().zip(bits.by_ref().take(calls.len())).collect();
             if let Err(failure) =
-                search.note_wrapped(moved, &flips, receipts.get(&moved.log.tx_hash))
+                search.note_batched(moved, &flips, receipts.get(&moved.log.tx_hash))
             {
                 search.fail_all_of(moved.from, &failure);
             }
@@ -400,7 +404,7 @@ impl Endpoint {
         let before =
             |(permit, log): &(PermitId, TokenLog)| (*permit, log.block_number.saturating_sub(1));
         let moments: Vec<(PermitId, u64)> = likely.iter().map(before).collect();
-        let bits = self.bits_at(search.settings, &moments).await;
+        let bits = self.bits_at(&search.settings.permit2, &moments).await;
         for ((permit, log), bit) in likely.into_iter().zip(bits) {
             match bit {
                 Ok(false) => {
@@ -429,7 +433,8 @@ mod tests {
     const OTHER: Address = Address::repeat_byte(5);
 
     fn settings() -> Permit2Settings {
-        Permit2Settings { permit2: Address::repeat_byte(6), proxies: vec![PROXY] }
+        let permit2 = Address::repeat_byte(6);
+        Permit2Settings { permit2, proxies: vec![PROXY], upto_facilitators: Vec::new() }
     }
 
     fn transfer(from: Address, to: Address, value: u64) -> Value {
@@ -482,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn an_embedded_call_counts_only_when_all_of_them_came_through_as_they_say() {
+    fn a_batched_call_counts_only_when_all_of_them_came_through_as_they_say() {
         let amount = |units: u64| Amount::new(U256::from(units));
         let call = |nonce: u8, units: u64| PermitCall {
             owner: PAYER,
@@ -490,7 +495,7 @@ mod tests {
             token: TOKEN,
             to: SHOP,
             amount: amount(units),
-            at_most: None,
+            upto: None,
         };
         let log = |index: u64| TokenLog {
             token: TOKEN,

@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 
 use super::calldata::{PermitCalls, PermitId, permit_calls};
 use super::{Permit2Settings, bitmap_call, position};
+use crate::chain::ChainSettings;
 use crate::chain::endpoint::Endpoint;
 use crate::chain::error::CallError;
 use crate::chain::logs::TokenLog;
@@ -24,6 +25,7 @@ struct Transaction {
     hash: B256,
     block_hash: Option<B256>,
     block_number: Option<U64>,
+    from: Address,
     to: Option<Address>,
     input: Bytes,
 }
@@ -108,18 +110,19 @@ impl Endpoint {
         asked.into_iter().zip(results).map(found).collect()
     }
 
-    /// Which permits each log's transaction was asked to settle.
+    /// Who sent each log's transaction, and which permits it was asked to settle.
     pub(in crate::chain) async fn permit_calls_of(
         &self,
-        settings: &Permit2Settings,
+        settings: &ChainSettings,
         logs: &[&TokenLog],
-    ) -> HashMap<B256, Result<PermitCalls, ReadFailure>> {
+    ) -> HashMap<B256, Result<(Address, PermitCalls), ReadFailure>> {
         const METHOD: &str = "eth_getTransactionByHash";
         let mut found = self.of_transactions::<Transaction>(METHOD, logs).await;
         let of_log = |log: &&TokenLog| {
             let calls = found.remove(&log.tx_hash)?.and_then(|tx| {
                 check_place(METHOD, log, tx.hash, tx.block_hash, tx.block_number)?;
-                Ok(permit_calls(settings, tx.to, &tx.input))
+                let calls = permit_calls(&settings.permit2, settings.multicall3, tx.to, &tx.input);
+                Ok((tx.from, calls))
             });
             Some((log.tx_hash, calls))
         };

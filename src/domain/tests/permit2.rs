@@ -12,7 +12,7 @@ fn permit(id: &str) -> Payment {
     Payment { method: Method::Permit2, ..payment(id, "o") }
 }
 
-/// `value` moved from the payer to `pay_to`, of which `at_most` was signed for.
+/// `value` moved from the payer to `pay_to`; a trusted facilitator chose it out of `at_most`, or nobody did.
 fn moved(payment: &Payment, at: u64, value: u64, at_most: Option<u64>) -> Consumption {
     let mut consumption = paying(payment, block(at), 4);
     if let ConsumptionKind::Transferred(seen) = &mut consumption.kind {
@@ -31,15 +31,21 @@ fn verdict_on(payment: &Payment, nonce: NonceState, finalized: u64) -> String {
 fn what_was_signed_decides_and_not_how_much_moved() {
     const ASKED: u64 = 1_000_000;
     let rows = [
-        (ASKED, None, "settled:final", "exact, what was asked"),
-        (ASKED - 1, None, "unsettleable:used_elsewhere", "exact, less"),
-        (ASKED + 1, None, "unsettleable:used_elsewhere", "exact, more"),
-        (ASKED, Some(ASKED), "settled:final", "upto, all of it"),
-        (1, Some(ASKED), "settled:final", "upto, the least that moves"),
-        (0, Some(ASKED), "unsettleable:used_elsewhere", "upto, nothing: no proxy does that"),
-        (ASKED + 1, Some(ASKED), "unsettleable:used_elsewhere", "upto, more than was signed for"),
-        (1, Some(ASKED - 1), "unsettleable:used_elsewhere", "upto, signed for less than asked"),
-        (1, Some(ASKED + 1), "unsettleable:used_elsewhere", "upto, signed for more than asked"),
+        (ASKED, None, "settled:final", "what was asked, whoever chose it"),
+        (ASKED - 1, None, "unsettleable:used_elsewhere", "exact, or a stranger's choice: less"),
+        (1, None, "unsettleable:used_elsewhere", "a payer who settles for one base unit"),
+        (ASKED + 1, None, "unsettleable:used_elsewhere", "more"),
+        (ASKED, Some(ASKED), "settled:final", "metered, all of it"),
+        (1, Some(ASKED), "settled:final", "metered, the least that moves"),
+        (0, Some(ASKED), "unsettleable:used_elsewhere", "metered, nothing: no proxy does that"),
+        (
+            ASKED + 1,
+            Some(ASKED),
+            "unsettleable:used_elsewhere",
+            "metered, more than was signed for",
+        ),
+        (1, Some(ASKED - 1), "unsettleable:used_elsewhere", "metered, signed for less than asked"),
+        (1, Some(ASKED + 1), "unsettleable:used_elsewhere", "metered, signed for more than asked"),
     ];
     for (value, at_most, expected, name) in rows {
         let permit = permit("p");
@@ -50,6 +56,19 @@ fn what_was_signed_decides_and_not_how_much_moved() {
     let authorization = payment("p", "o");
     let shown = Used(moved(&authorization, 20, 1, Some(ASKED)));
     assert_eq!(verdict_on(&authorization, shown, 40), "unsettleable:used_elsewhere");
+}
+
+#[test]
+fn i4_a_nonce_used_for_less_than_was_asked_is_flagged_at_once_with_the_amount() {
+    let permit = permit("p");
+    let shown = evidence([Ok(view(50, 40, Used(moved(&permit, 20, 1, None))))]);
+    let verdict = judge(&permit, &shown, &Policy::default());
+    let mut ledger = Ledger::of(&[permit], &[order("o", O::Paying, None)]);
+    let resolution = ledger.apply("p", verdict, &Policy::default());
+    assert_eq!(flags(&resolution), ["nonce_used_elsewhere"]);
+    let detail = &resolution.flags[0].detail["consumption"];
+    assert_eq!(detail["kind"]["transferred"]["value"], "1", "{detail}");
+    assert!(!ledger.told().contains("o=paid"), "{}", ledger.told());
 }
 
 #[test]
@@ -150,7 +169,7 @@ fn an_owners_nonce_serves_for_one_token_and_no_tokens_own_authorizations() {
 }
 
 proptest! {
-    /// Whatever a settler chose to move: it settles only what was signed for this amount, and only less.
+    /// Whatever a facilitator chose to move: it settles only what was signed for this amount, and only less.
     #[test]
     fn i6_settled_means_signed_for_and_no_more(
         value in 0..3_000_000u64,

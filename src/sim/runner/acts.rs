@@ -8,7 +8,7 @@ use alloy_primitives::U256;
 use crate::domain::{Amount, Method, PaymentId};
 use crate::sim::chain::Authorized;
 use crate::sim::scenario::{Act, ChainAct, Scheme, StoryPayment};
-use crate::sim::{Fault, Permitted};
+use crate::sim::{FACILITATOR, Fault, Permitted};
 
 /// One thing to do in a story.
 pub(super) enum Step {
@@ -96,10 +96,15 @@ impl Runner {
         let at = self.at(now);
         let chain = self.server.chain().clone();
         match act {
-            ChainAct::Transfer { payment, to, amount, unseen } if self.by_permit2(payment)? => {
+            ChainAct::Transfer { payment, to, amount, unseen, by_payer }
+                if self.by_permit2(payment)? =>
+            {
                 let story = self.payment(payment)?;
                 let mut permit = self.permitted(&story, *amount);
                 permit.to = to.unwrap_or(permit.to);
+                if *by_payer {
+                    permit.settler = permit.owner;
+                }
                 let included = match unseen {
                     false => chain.lock().settle_permit(at, &permit)?,
                     true => chain.lock().settle_permit_unseen(at, &permit)?,
@@ -164,6 +169,7 @@ impl Runner {
             to: STORY_PAY_TO,
             amount: amount.filter(|_| !upto).unwrap_or(payment.amount),
             upto: upto.then_some(amount.unwrap_or(payment.amount)),
+            settler: FACILITATOR,
             nonce: payment.nonce,
             deadline: self.block_time(payment.valid_before),
         }

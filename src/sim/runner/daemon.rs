@@ -12,8 +12,8 @@ use crate::chain::{Chain, ChainSettings, EndpointSettings, MULTICALL3, Permit2Se
 use crate::clock::{Clock, ManualClock};
 use crate::domain::{Outcome, PaidAfter, Policy, Receiver, RefundPolicy};
 use crate::schedule::{Pacing, Schedule, Timing};
-use crate::sim::SimServer;
 use crate::sim::scenario::{KillPoint, Scenario};
+use crate::sim::{FACILITATOR, SimServer};
 use crate::store::{Applied, Store};
 use crate::telemetry::{Metrics, rpc_observer};
 use crate::worker::{
@@ -157,7 +157,10 @@ pub(super) fn start_daemon(
         read_safe: policy.paid_after == PaidAfter::Safe,
         foreign_block_number: false,
         multicall3: MULTICALL3,
-        permit2: Permit2Settings::default(),
+        permit2: Permit2Settings {
+            upto_facilitators: vec![FACILITATOR],
+            ..Permit2Settings::default()
+        },
         request_timeout: REQUEST_TIMEOUT,
         hedge_after: Duration::from_secs(2),
         known_used: Vec::new(),

@@ -85,6 +85,8 @@ pub enum ChainAct {
         amount: Option<Amount>,
         /// Whether it is made by a contract in whose calldata the call cannot be found (Permit2).
         unseen: bool,
+        /// Whether the payer settles it himself, and not the facilitator (Permit2).
+        by_payer: bool,
     },
     /// Several authorizations are used in one transaction.
     Batch {
@@ -282,6 +284,7 @@ impl ChainAct {
                 to: keys.take("to")?,
                 amount: keys.take("amount")?,
                 unseen: keys.take("unseen")?.unwrap_or(false),
+                by_payer: keys.take("by_payer")?.unwrap_or(false),
             },
             "batch" => Self::Batch { payments: keys.need("payments")? },
             "cancel" => Self::Cancel { payment: keys.need("payment")? },

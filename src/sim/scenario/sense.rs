@@ -95,10 +95,13 @@ impl Scenario {
         let payment = |name: &String| self.payment_exists(&table, "payment", name);
         match &event.act {
             Act::Chain(act) => match act {
-                ChainAct::Transfer { payment: name, unseen, .. } => {
+                ChainAct::Transfer { payment: name, unseen, by_payer, .. } => {
                     payment(name)?;
-                    let fits = !unseen || self.by_permit2(name);
-                    ensure(fits, &table, "unseen", "only of a permit2 payment")
+                    for (key, is_set) in [("unseen", *unseen), ("by_payer", *by_payer)] {
+                        let fits = !is_set || self.by_permit2(name);
+                        ensure(fits, &table, key, "only of a permit2 payment")?;
+                    }
+                    Ok(())
                 }
                 ChainAct::Cancel { payment: name }
                 | ChainAct::Revert { payment: name }

@@ -156,6 +156,7 @@ fn acts_are_read_with_all_their_keys() {
                 to: Some(alloy_primitives::address!("0x00000000000000000000000000000000000000e1")),
                 amount: Some("5".parse().unwrap()),
                 unseen: false,
+                by_payer: false,
             }),
             Act::Rpc {
                 endpoint: 0,
@@ -200,6 +201,10 @@ fn errors_name_the_file_the_table_and_the_key() {
         (
             event("chain = \"transfer\"\npayment = \"p1\"\nunseen = true"),
             &["[event at 5s] unseen", "permit2"],
+        ),
+        (
+            event("chain = \"transfer\"\npayment = \"p1\"\nby_payer = true"),
+            &["[event at 5s] by_payer", "permit2"],
         ),
         (format!("{order}same_authorization_as = \"p1\""), &["[payment.p1] same_authorization_as"]),
         (format!("{order}amount = \"-1\""), &["amount", "whole number of base units"]),

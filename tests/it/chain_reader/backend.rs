@@ -32,6 +32,8 @@ pub(crate) trait TestChain: Sized {
     fn token(&self) -> Address;
     /// Payer number `n`, below [`PAYERS`], who holds enough of the token.
     fn payer(&self, n: u64) -> Address;
+    /// Who sends the transactions, where nothing else is said.
+    fn facilitator(&self) -> Address;
     /// The head.
     async fn head(&self) -> BlockRef;
     /// Uses these authorizations in one transaction, mined in a block of its own.
@@ -195,7 +197,10 @@ pub(crate) fn settings(chain: &impl TestChain, urls: &[Url]) -> ChainSettings {
         read_safe: false,
         foreign_block_number: false,
         multicall3: MULTICALL3,
-        permit2: Permit2Settings::default(),
+        permit2: Permit2Settings {
+            upto_facilitators: vec![chain.facilitator()],
+            ..Permit2Settings::default()
+        },
         request_timeout: Duration::from_secs(20),
         hedge_after: Duration::from_secs(2),
         known_used: Vec::new(),

@@ -10,7 +10,7 @@ use super::backend::{
     Authorization, HISTORY, Mined, PAYERS, Permit, Reader, TestChain, Through, authorization,
     observed, payment, permit, permit_payment,
 };
-use crate::support::anvil::{ANVIL_CHAIN_ID, RICH_PAYERS, TokenOnAnvil, payer_key};
+use crate::support::anvil::{ANVIL_CHAIN_ID, ANVIL_SENDER, RICH_PAYERS, TokenOnAnvil, payer_key};
 
 pub(crate) struct OnAnvil(pub(super) TokenOnAnvil);
 
@@ -53,6 +53,10 @@ impl TestChain for OnAnvil {
 
     fn chain_id(&self) -> ChainId {
         ChainId::new(ANVIL_CHAIN_ID)
+    }
+
+    fn facilitator(&self) -> Address {
+        ANVIL_SENDER
     }
 
     fn token(&self) -> Address {

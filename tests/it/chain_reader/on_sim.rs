@@ -8,7 +8,8 @@ use reconciled::domain::{
     Amount, BlockRef, BlockTime, ChainId, Evidence, NonceState, ReadFailureKind, Timestamp,
 };
 use reconciled::sim::{
-    Authorized, ChainState, Fault, Included, Permitted, SimChain, SimServer, SimSettings,
+    Authorized, ChainState, FACILITATOR, Fault, Included, Permitted, SimChain, SimServer,
+    SimSettings,
 };
 use url::Url;
 
@@ -63,6 +64,7 @@ fn permitted(permit: &Permit) -> Permitted {
         to: permit.to,
         amount: amount(permit.amount),
         upto: permit.upto.map(amount),
+        settler: FACILITATOR,
         nonce: permit.nonce,
         deadline: BlockTime::from_secs(permit.deadline),
     }
@@ -92,6 +94,10 @@ impl TestChain for OnSim {
 
     fn chain_id(&self) -> ChainId {
         ChainId::new(CHAIN_ID)
+    }
+
+    fn facilitator(&self) -> Address {
+        FACILITATOR
     }
 
     fn token(&self) -> Address {
@@ -130,6 +136,10 @@ impl TestChain for OnSim {
         let mut done = mined(&mut self.0.chain().lock(), |chain, at| {
             match through {
                 Through::Nobody => chain.settle_permit(at, &permits[0]),
+                Through::Payer => {
+                    let settler = permits[0].owner;
+                    chain.settle_permit(at, &Permitted { settler, ..permits[0] })
+                }
                 Through::Multicall3 => chain.batch_permits(at, &permits),
                 Through::Obscurity => chain.settle_permit_unseen(at, &permits[0]),
             }

@@ -55,7 +55,7 @@ pub(crate) async fn an_unused_permit_is_pending_and_a_landed_one_reads_as_it_sta
     assert!(matches!(verdict, Verdict::Settled(_)), "{verdict:?}");
 }
 
-pub(crate) async fn upto_settles_for_what_moved<C: TestChain>() {
+pub(crate) async fn upto_settles_for_what_a_trusted_facilitator_moved<C: TestChain>() {
     let chain = C::start().await;
     let permit = Permit { upto: Some(250), ..permit(&chain, 1).await };
     let payment = permit_payment(&chain, &permit).await;
@@ -65,6 +65,38 @@ pub(crate) async fn upto_settles_for_what_moved<C: TestChain>() {
         panic!("{evidence:?}")
     };
     assert_eq!(settlement.transfer.value, amount(250));
+    // To a reader that trusts nobody's meter, it is other money than was asked for.
+    let mut trusting_nobody = settings(&chain, &[chain.url()]);
+    trusting_nobody.permit2.upto_facilitators.clear();
+    chain.mine(FINALIZED_AFTER).await;
+    let evidence = Reader::with(trusting_nobody).read_one(&payment).await;
+    let verdict = judge(&payment, &evidence, &Policy::default());
+    let Verdict::Unsettleable { reason, .. } = verdict else { panic!("{verdict:?}") };
+    assert_eq!(reason, Unsettleable::UsedElsewhere);
+}
+
+/// The payer signed what was asked, and then its nonce once more for the upto proxy, to choose the amount.
+pub(crate) async fn i6_an_amount_that_the_payer_or_a_batch_chose_pays_only_if_it_is_all<
+    C: TestChain,
+>() {
+    for through in [Through::Payer, Through::Multicall3] {
+        for (value, is_paid) in [(1, false), (999_999, false), (1_000_000, true)] {
+            let chain = C::start().await;
+            let permit = Permit { upto: Some(value), ..permit(&chain, 1).await };
+            let payment = permit_payment(&chain, &permit).await;
+            chain.settle_permits(&[permit], through).await;
+            chain.mine(FINALIZED_AFTER).await;
+            let evidence = Reader::of(&chain).read_one(&payment).await;
+            let verdict = judge(&payment, &evidence, &Policy::default());
+            let found = match verdict {
+                Verdict::Settled(settlement) => Ok(settlement.transfer.value),
+                Verdict::Unsettleable { reason, .. } => Err(reason),
+                other => panic!("{value} {through:?}: {other:?}"),
+            };
+            let right = if is_paid { Ok(amount(value)) } else { Err(Unsettleable::UsedElsewhere) };
+            assert_eq!(found, right, "{value} {through:?}");
+        }
+    }
 }
 
 pub(crate) async fn several_permits_through_multicall3_have_their_own_transfers<C: TestChain>() {

@@ -6,7 +6,7 @@ use reconciled::domain::RawPayment;
 use reconciled::sim::gateway::SeenRefund;
 
 use super::scene::{AMOUNT, PAST_THE_DEADLINE, PAY_TO, Scene, ago};
-use crate::support::anvil::{Authorization, Permit, Through};
+use crate::support::anvil::{ANVIL_SENDER, Authorization, Permit, Through};
 
 /// Writes a payment of `order` with the terms of `a` as a permit.
 async fn pay_by_permit(scene: &Scene, id: &str, order: &str, a: &Authorization, started: u64) {
@@ -38,15 +38,21 @@ fn permit(a: &Authorization, upto: Option<u64>) -> Permit {
 async fn permits_end_by_what_the_chain_shows_of_them() {
     let scene = Scene::start().await;
     scene.gateway.put_stock("thing", 7).await.unwrap();
-    let [metered, double, taken_back, unseen] =
-        scene.sign_many(4).await.try_into().unwrap_or_else(|_| unreachable!("four of four"));
-    for order in ["metered", "taken-back", "unseen"] {
+    let [metered, double, taken_back, unseen, cheap] =
+        scene.sign_many(5).await.try_into().unwrap_or_else(|_| unreachable!("five of five"));
+    for order in ["metered", "taken-back", "unseen", "cheap"] {
         scene.order(order).await;
     }
     pay_by_permit(&scene, "p1", "metered", &metered, 0).await;
     pay_by_permit(&scene, "p2", "metered", &double, 0).await;
     pay_by_permit(&scene, "p3", "taken-back", &taken_back, 0).await;
-    let _daemon = scene.settings().write().start_ready().await;
+    pay_by_permit(&scene, "p5", "cheap", &cheap, 0).await;
+    let _daemon = scene
+        .settings()
+        .of_chain("upto_facilitators", &format!("[\"{ANVIL_SENDER}\"]"))
+        .write()
+        .start_ready()
+        .await;
     scene.checked_again("p1", "pending").await;
 
     let settle = async |a: &Authorization, upto, through| {
@@ -56,7 +62,7 @@ async fn permits_end_by_what_the_chain_shows_of_them() {
     settle(&metered, Some(250), Through::Nobody).await;
     scene.order_is("metered", "paid").await;
     assert_eq!(scene.paid_by("metered").await.as_deref(), Some("p1"));
-    settle(&double, Some(40), Through::Multicall3).await;
+    settle(&double, Some(40), Through::Nobody).await;
     scene.payment_is("p2", "settled").await;
     let owed = SeenRefund {
         payment_id: "p2".to_owned(),
@@ -66,6 +72,8 @@ async fn permits_end_by_what_the_chain_shows_of_them() {
     };
     assert_eq!(scene.gateway.refunds().await.unwrap(), [owed]);
 
+    // Its payer names himself as the facilitator of a second permit, and is modest.
+    settle(&cheap, Some(1), Through::Payer).await;
     let word = U256::from_be_bytes(taken_back.nonce.0) >> 8;
     scene.chain.invalidate(taken_back.payer, word, U256::MAX).await;
     settle(&unseen, None, Through::Obscurity).await;
@@ -74,11 +82,14 @@ async fn permits_end_by_what_the_chain_shows_of_them() {
     scene.flagged("inconclusive_at_deadline", "p4").await;
     scene.later(PAST_THE_DEADLINE).await;
     scene.payment_is("p3", "failed").await;
+    scene.flagged("nonce_used_elsewhere", "p5").await;
+    scene.payment_is("p5", "failed").await;
+    scene.order_is("cheap", "failed").await;
     scene.order_is("taken-back", "failed").await;
     assert_eq!(scene.payment_status("p4").await, "unknown");
     assert_eq!(scene.order_status("unseen").await, "paying");
     scene.phase_is("p1", "closed").await;
     scene.phase_is("p2", "closed").await;
     let flags = scene.gateway.open_flags().await.unwrap();
-    assert_eq!(flags, ["inconclusive_at_deadline:p4"]);
+    assert_eq!(flags, ["inconclusive_at_deadline:p4", "nonce_used_elsewhere:p5"]);
 }

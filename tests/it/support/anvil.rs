@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use alloy_primitives::{Address, B256, Bytes, U64, U256, keccak256};
+use alloy_primitives::{Address, B256, Bytes, U64, U256, address, keccak256};
 use alloy_signer::SignerSync;
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::{Eip712Domain, SolCall, SolStruct, SolValue, eip712_domain, sol};
@@ -148,11 +148,16 @@ impl Permit {
     }
 }
 
+/// Who sends anvil's transactions, where nothing else is said: its first account.
+pub(crate) const ANVIL_SENDER: Address = address!("0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266");
+
 /// How a permit reaches its proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Through {
     /// The transaction calls the proxy.
     Nobody,
+    /// So it does, and the payer sends it himself.
+    Payer,
     /// It calls Multicall3, with the call in its calldata.
     Multicall3,
     /// It calls a contract in whose calldata the call cannot be found.
@@ -289,6 +294,12 @@ impl Anvil {
     pub(crate) async fn send(&self, to: Option<Address>, data: Bytes) -> Value {
         let from = self.rpc("eth_accounts", json!([])).await[0].clone();
         self.send_from(from, to, data).await
+    }
+
+    /// Lets this account send transactions.
+    async fn impersonate(&self, account: Address) {
+        self.rpc("anvil_setBalance", json!([account, "0xde0b6b3a7640000"])).await;
+        self.rpc("anvil_impersonateAccount", json!([account])).await;
     }
 
     async fn send_from(&self, from: Value, to: Option<Address>, data: Bytes) -> Value {
@@ -533,8 +544,13 @@ impl TokenOnAnvil {
         let (to, data) = match through {
             Through::Nobody => {
                 let accounts = self.anvil.rpc("eth_accounts", json!([])).await;
-                let sender = accounts[0].as_str().unwrap().parse().unwrap();
-                (one.proxy(), self.settle_call(&one, sender))
+                assert_eq!(accounts[0].as_str().unwrap().parse(), Ok(ANVIL_SENDER));
+                (one.proxy(), self.settle_call(&one, ANVIL_SENDER))
+            }
+            Through::Payer => {
+                self.anvil.impersonate(one.owner).await;
+                let call = self.settle_call(&one, one.owner);
+                return self.anvil.send_from(json!(one.owner), Some(one.proxy()), call).await;
             }
             Through::Multicall3 => {
                 let call = |permit: &Permit| abi::Call3 {
@@ -558,8 +574,7 @@ impl TokenOnAnvil {
 
     /// The owner sets the bits of `mask` in a word of his nonces; it must succeed.
     pub(crate) async fn invalidate(&self, owner: Address, word: U256, mask: U256) -> Value {
-        self.anvil.rpc("anvil_setBalance", json!([owner, "0xde0b6b3a7640000"])).await;
-        self.anvil.rpc("anvil_impersonateAccount", json!([owner])).await;
+        self.anvil.impersonate(owner).await;
         let call = abi::invalidateUnorderedNoncesCall { wordPos: word, mask };
         let receipt =
             self.anvil.send_from(json!(owner), Some(PERMIT2), call.abi_encode().into()).await;
