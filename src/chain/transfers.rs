@@ -258,13 +258,10 @@ impl Endpoint {
     ) -> Result<(), ReadFailure> {
         let others: Vec<&TokenLog> =
             transfers.iter().filter(|log| !nonces.contains_key(&place(log))).collect();
-        let mut calls = self.permit_calls_of(&settings.permit2, &others).await;
-        calls.retain(
-            |_, calls| !matches!(calls, Ok(PermitCalls::Embedded(calls)) if calls.is_empty()),
-        );
+        let calls = self.permit_calls_of(settings, &others).await;
         for log in others {
             match calls.get(&log.tx_hash) {
-                Some(Ok(calls)) => {
+                Some(Ok((_, calls))) => {
                     nonces.extend(permit_nonce(log, calls).map(|nonce| (place(log), nonce)));
                 }
                 Some(Err(failure)) => return Err(failure.clone()),
@@ -327,7 +324,8 @@ fn place_before(transfer: &TokenLog) -> Option<Place> {
 fn permit_nonce(log: &TokenLog, calls: &PermitCalls) -> Option<B256> {
     let calls = match calls {
         PermitCalls::Direct(call) => std::slice::from_ref(call),
-        PermitCalls::Embedded(calls) => calls.as_slice(),
+        PermitCalls::Batched(calls) => calls.as_slice(),
+        PermitCalls::Unknown => &[],
     };
     let asks = |call: &&PermitCall| {
         log.token == call.token
