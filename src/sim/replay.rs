@@ -155,7 +155,7 @@ impl Replay {
             request_timeout: Duration::from_secs(10),
             hedge_after: Duration::from_secs(2),
             known_used: Vec::new(),
-            learn_known_used: true,
+            learn_known_used: false,
         };
         let watched = WatchedChain {
             chain: Chain::new(chain_settings, rpc_observer(&metrics), clock.clone())?,

@@ -21,7 +21,7 @@ const GATEWAY_INDEXES: [(&str, &str); 7] = [
     (
         "payments",
         "CREATE INDEX IF NOT EXISTS reconciled_payments_settled \
-         ON payments (settled_at, id) WHERE status = 'settled'",
+         ON payments (status, settled_at, id)",
     ),
     ("orders", "CREATE INDEX IF NOT EXISTS reconciled_orders_status ON orders (status)"),
     (
