@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::blocks::Anchors;
 use super::gate::Gate;
-use super::health::Diagnosis;
+use super::health::{Diagnosis, Question};
 use super::logs::Width;
 use super::monotone::SeenUsed;
 use super::transport::Transport;
@@ -52,6 +52,8 @@ pub(super) struct Memory {
     multicall_absent_since: Option<Timestamp>,
     /// What the last probe found wrong.
     pub(super) diagnosis: Diagnosis,
+    /// Which question it answered wrongly, to ask it again until it answers rightly.
+    pub(super) failed: Option<Question>,
     /// Why it gave no evidence when it was last asked, if it gave none.
     silent_because: Option<ReadFailureKind>,
 }
@@ -91,6 +93,7 @@ impl Endpoint {
             is_right_chain: false,
             multicall_absent_since: None,
             diagnosis: None,
+            failed: None,
             silent_because: None,
         };
         Ok(Self {

@@ -1,10 +1,14 @@
 //! Whether an endpoint can be believed: asked now and then what the answer to is known beforehand.
 //!
 //! An endpoint that gives a wrong answer to such a question is sick, and gives no evidence until it answers
-//! rightly again. One that merely fails, stands still or lags is shown as such here; what that means for a
-//! read is seen to by the read. Nothing here proves anything about a payment.
+//! it rightly: a probe that fails, or that cannot ask, ends nothing. One that merely fails, stands still or
+//! lags is shown as such here; what that means for a read is seen to by the read. Nothing here proves
+//! anything about a payment, and an endpoint that lies only now and then may never be found out.
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
 
 use alloy_primitives::{Address, B256, keccak256};
 use tokio::task::JoinSet;
@@ -49,13 +53,15 @@ pub enum Sickness {
     RandomNonceUsed,
     /// An authorization that is known to be used reads unused.
     KnownNonceUnused,
-    /// The log of an authorization that is known to be used is not there.
+    /// The log of an authorization that is configured as used is not there.
     KnownLogMissing,
+    /// The log of a learnt one is not there: it may only have been kept for too short a time.
+    LearntLogMissing,
 }
 
 impl Sickness {
     /// Every one of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Failing,
         Self::WrongChain,
         Self::StaleHead,
@@ -64,6 +70,7 @@ impl Sickness {
         Self::RandomNonceUsed,
         Self::KnownNonceUnused,
         Self::KnownLogMissing,
+        Self::LearntLogMissing,
     ];
 
     /// A flat code, for labels and people.
@@ -77,12 +84,13 @@ impl Sickness {
             Self::RandomNonceUsed => "random_nonce_used",
             Self::KnownNonceUnused => "known_nonce_unused",
             Self::KnownLogMissing => "known_log_missing",
+            Self::LearntLogMissing => "learnt_log_missing",
         }
     }
 
     /// Whether its answers cannot be believed. The others are seen to by every read itself.
     const fn forbids_evidence(self) -> bool {
-        !matches!(self, Self::Failing | Self::StaleHead | Self::Lagging)
+        !matches!(self, Self::Failing | Self::StaleHead | Self::Lagging | Self::LearntLogMissing)
     }
 }
 
@@ -100,12 +108,56 @@ pub type Diagnosis = Option<(Sickness, String)>;
 pub(super) struct Learnt {
     /// Seen used in a final block by one endpoint; the next probe asks all of them.
     candidate: Option<KnownUsed>,
-    /// Confirmed by all of them, and when.
-    confirmed: Option<(KnownUsed, Timestamp)>,
+    confirmed: Option<Confirmed>,
+    /// The token of the first payment that was read: nobody has used a random nonce there.
+    token: Option<Address>,
 }
 
-/// What was learnt is learnt anew after this long, so that no endpoint need keep its log for longer.
-const LEARN_AGAIN: std::time::Duration = std::time::Duration::from_secs(6 * 3_600);
+/// An authorization that endpoints have shown used.
+#[derive(Debug, Clone)]
+struct Confirmed {
+    known: KnownUsed,
+    at: Timestamp,
+    /// Which endpoints may be asked about it, by their places.
+    askable: BTreeSet<usize>,
+}
+
+impl Confirmed {
+    fn is_younger_than(&self, age_max: Duration, now: Timestamp) -> bool {
+        self.at <= now && now.since(self.at) < age_max
+    }
+}
+
+/// What was learnt is replaced after this long, so that no endpoint need keep its log for longer.
+const LEARN_AGAIN: Duration = Duration::from_secs(6 * 3_600);
+
+/// What was learnt and could not be replaced is no longer asked after this long; but an endpoint that
+/// failed it is asked until it answers rightly.
+const LEARNT_AGE_MAX: Duration = Duration::from_secs(24 * 3_600);
+
+/// An authorization to ask about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Question {
+    known: KnownUsed,
+    is_configured: bool,
+}
+
+/// What one endpoint is asked by a probe.
+#[derive(Debug, Clone)]
+struct Quiz {
+    questions: Vec<Question>,
+    /// Where a random nonce is asked about; the flag says whether the token is configured.
+    tokens: Vec<(Address, bool)>,
+}
+
+/// What an endpoint that answered nothing wrongly has shown.
+struct Look {
+    heads: Heads,
+    /// Whether nothing had to be left out.
+    is_complete: bool,
+    /// What is not as it should be, and no wrong answer.
+    unwell: Diagnosis,
+}
 
 impl Endpoint {
     /// Why this endpoint gives no evidence, if it is sick.
@@ -121,49 +173,92 @@ impl Endpoint {
     async fn look_at(
         &self,
         settings: &ChainSettings,
-        known: &[KnownUsed],
+        mut quiz: Quiz,
         now: Timestamp,
-    ) -> Result<Heads, (Sickness, String)> {
+    ) -> Result<Look, (Sickness, String)> {
         self.memory().is_right_chain = false;
+        let failed = self.memory().failed;
+        if let Some(failed) = failed.filter(|failed| !quiz.questions.contains(failed)) {
+            quiz.questions.push(failed);
+        }
         let heads = self.heads(settings).await.map_err(|failure| sick_of(&failure))?;
-        for known in known {
-            self.knows(settings, known, &heads).await?;
+        let before = quiz.questions.len();
+        quiz.questions.retain(|question| question.known.block <= heads.head.number);
+        let is_complete = quiz.questions.len() == before;
+        self.states_are_right(settings, &quiz, &heads.head).await?;
+        let mut unwell = None;
+        for question in &quiz.questions {
+            let Err((sickness, detail)) = self.shows_log(settings, &question.known).await else {
+                continue;
+            };
+            let is_missing = sickness == Sickness::KnownLogMissing;
+            if is_missing && !question.is_configured {
+                unwell = Some((Sickness::LearntLogMissing, detail));
+                continue;
+            }
+            if is_missing {
+                self.memory().failed = Some(*question);
+            }
+            return Err((sickness, detail));
         }
         let fresh = self.see_head(settings, &heads.head, now);
         fresh.map_err(|failure| (Sickness::StaleHead, failure.detail))?;
-        Ok(heads)
+        Ok(Look { heads, is_complete, unwell })
     }
 
-    /// Whether it says of this authorization, and of one that nobody ever signed, what is the case.
-    async fn knows(
+    /// Whether it says of these authorizations, and of one that nobody ever signed at each token, what is
+    /// the case: all in one read.
+    async fn states_are_right(
+        &self,
+        settings: &ChainSettings,
+        quiz: &Quiz,
+        head: &BlockRef,
+    ) -> Result<(), (Sickness, String)> {
+        let Quiz { questions, tokens } = quiz;
+        let random = || keccak256(Uuid::new_v4().as_bytes());
+        let nobodys = |token: Address| Asked::known(token, Address::from_word(random()), random());
+        let mut asked: Vec<Asked> = tokens.iter().map(|(token, _)| nobodys(*token)).collect();
+        asked.extend(questions.iter().map(|question| question.known.asked()));
+        if asked.is_empty() {
+            return Ok(());
+        }
+        let states = self.states(settings, &asked, head).await;
+        let (unused, used) = states.split_at(tokens.len());
+        for ((token, is_configured), state) in tokens.iter().zip(unused) {
+            match state {
+                Ok(false) => {}
+                Ok(true) => {
+                    let detail = format!("a random nonce at {token} reads used");
+                    return Err((Sickness::RandomNonceUsed, detail));
+                }
+                // One endpoint may have made that token up: that makes no other one sick.
+                Err(failure) if failure.kind == ReadFailureKind::NoCode && !is_configured => {}
+                Err(failure) => return Err(sick_of(failure)),
+            }
+        }
+        for (question, state) in questions.iter().zip(used) {
+            if !*state.as_ref().map_err(sick_of)? {
+                self.memory().failed = Some(*question);
+                let KnownUsed { token, payer, nonce, block } = question.known;
+                let at = head.number;
+                let detail = format!(
+                    "{nonce} of {payer} at {token}, used in block {block}, reads unused at {at}"
+                );
+                return Err((Sickness::KnownNonceUnused, detail));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it has the log of an authorization's use.
+    async fn shows_log(
         &self,
         settings: &ChainSettings,
         known: &KnownUsed,
-        heads: &Heads,
     ) -> Result<(), (Sickness, String)> {
-        if known.block > heads.head.number {
-            return Ok(());
-        }
-        let KnownUsed { token, payer, nonce, block } = *known;
-        let used = Asked::known(token, payer, nonce);
-        let random = Asked::known(token, payer, keccak256(Uuid::new_v4().as_bytes()));
-        let states = self.states(settings, &[random, used], &heads.head).await;
-        let state = |place: usize| match &states[place] {
-            Ok(state) => Ok(*state),
-            Err(failure) => Err(sick_of(failure)),
-        };
-        if state(0)? {
-            let detail = format!("a random nonce of {payer} at {token} reads used");
-            return Err((Sickness::RandomNonceUsed, detail));
-        }
-        if !state(1)? {
-            let at = heads.head.number;
-            let detail = format!(
-                "{nonce} of {payer} at {token}, used in block {block}, reads unused at {at}"
-            );
-            return Err((Sickness::KnownNonceUnused, detail));
-        }
-        match self.find_eip3009(settings, &[used], &[0], (block, block)).await.remove(&0) {
+        let KnownUsed { token, payer, nonce, block } = known;
+        let range = (*block, *block);
+        match self.find_eip3009(settings, &[known.asked()], &[0], range).await.remove(&0) {
             Some(Ok(Finding::Consumed(..))) => Ok(()),
             // An empty list under a bloom filter that has the log, for one.
             Some(Err(failure)) if failure.kind == ReadFailureKind::BadAnswer => {
@@ -177,16 +272,30 @@ impl Endpoint {
         }
     }
 
-    /// Takes note of a diagnosis, and says so once when it has changed.
-    fn diagnose(&self, settings: &ChainSettings, diagnosis: Diagnosis) {
+    /// Takes note of a diagnosis, and says so once when it has changed. What forbids evidence stays until
+    /// a probe that left nothing out finds nothing wrong. Answers with what holds now.
+    fn diagnose(&self, settings: &ChainSettings, found: Diagnosis, is_complete: bool) -> Diagnosis {
         let (chain, endpoint) = (settings.chain_id, &self.name);
         let sickness = |diagnosis: &Diagnosis| diagnosis.as_ref().map(|(sickness, _)| *sickness);
+        let forbids = |diagnosis: &Diagnosis| {
+            sickness(diagnosis).is_some_and(|sickness| sickness.forbids_evidence())
+        };
+        let (before, diagnosis) = {
+            let mut memory = self.memory();
+            let before = memory.diagnosis.clone();
+            if is_complete && !forbids(&found) {
+                memory.failed = None;
+            }
+            if !forbids(&before) || forbids(&found) || is_complete {
+                memory.diagnosis = found;
+            }
+            (before, memory.diagnosis.clone())
+        };
         self.observer.probed(chain, endpoint, sickness(&diagnosis));
-        let before = std::mem::replace(&mut self.memory().diagnosis, diagnosis.clone());
         if sickness(&before) == sickness(&diagnosis) {
-            return;
+            return diagnosis;
         }
-        match diagnosis {
+        match &diagnosis {
             Some((sickness, detail)) if sickness.forbids_evidence() => tracing::error!(
                 %chain, %endpoint, %sickness, detail,
                 "the endpoint is sick: it gives no evidence until it answers a probe rightly"
@@ -196,6 +305,13 @@ impl Endpoint {
             }
             None => tracing::info!(%chain, %endpoint, "the endpoint is well"),
         }
+        diagnosis
+    }
+}
+
+impl KnownUsed {
+    fn asked(&self) -> Asked {
+        Asked::known(self.token, self.payer, self.nonce)
     }
 }
 
@@ -212,51 +328,80 @@ impl Chain {
     /// Looks at every endpoint, side by side: its chain id, its head, and what it says of what is known.
     /// Answers in the order of the configuration. It also ends a sickness that is over.
     pub async fn probe(&self, now: Timestamp) -> Vec<Diagnosis> {
-        let mut known = self.settings.known_used.clone();
-        known.extend(self.learnt().confirmed.map(|(known, _)| known));
-        let known: std::sync::Arc<[KnownUsed]> = known.into();
         let mut looks = JoinSet::new();
         for (place, endpoint) in self.endpoints.iter().enumerate() {
-            let (endpoint, settings) = (endpoint.clone(), self.settings.clone());
-            let known = known.clone();
-            looks.spawn(async move { (place, endpoint.look_at(&settings, &known, now).await) });
+            let (endpoint, settings) = (Arc::clone(endpoint), self.settings.clone());
+            let quiz = self.quiz(place, now);
+            looks.spawn(async move { (place, endpoint.look_at(&settings, quiz, now).await) });
         }
         let mut looks = looks.join_all().await;
         looks.sort_by_key(|(place, _)| *place);
         let heads: Vec<BlockRef> =
-            looks.iter().filter_map(|(_, look)| Some(look.as_ref().ok()?.head)).collect();
+            looks.iter().filter_map(|(_, look)| Some(look.as_ref().ok()?.heads.head)).collect();
         let common = common_block(&heads, self.settings.head_lag_max);
         let mut diagnoses = Vec::with_capacity(looks.len());
         let mut standing = Vec::with_capacity(looks.len());
         for (place, look) in looks {
-            let diagnosis = match look {
-                Ok(heads) if common.is_some_and(|common| heads.head.number < common) => {
-                    Some((Sickness::Lagging, self.lagging(&heads.head).detail))
+            let (found, is_complete) = match look {
+                Ok(Look { heads, is_complete, unwell }) => {
+                    let lags = common.is_some_and(|common| heads.head.number < common);
+                    if !lags {
+                        standing.push((place, heads));
+                    }
+                    let lagging = || (Sickness::Lagging, self.lagging(&heads.head).detail);
+                    (lags.then(lagging).or(unwell), is_complete)
                 }
-                Ok(heads) => {
-                    standing.push((place, heads));
-                    None
-                }
-                Err(sick) => Some(sick),
+                Err(sick) => (Some(sick), false),
             };
-            self.endpoints[place].diagnose(&self.settings, diagnosis.clone());
-            diagnoses.push(diagnosis);
+            diagnoses.push(self.endpoints[place].diagnose(&self.settings, found, is_complete));
         }
-        if standing.len() == self.endpoints.len() {
-            self.confirm_candidate(&standing, now).await;
-        }
+        self.confirm_candidate(&standing, now).await;
         diagnoses
     }
 
-    /// Takes note of an authorization that is used for good, to ask all endpoints about it.
-    pub(super) fn learn(&self, payments: &[Payment], evidence: &[Evidence], now: Timestamp) {
-        if !self.settings.learn_known_used {
-            return;
+    /// What the endpoint at this place is asked.
+    fn quiz(&self, place: usize, now: Timestamp) -> Quiz {
+        let configured = self.settings.known_used.iter();
+        let mut questions: Vec<Question> =
+            configured.map(|known| Question { known: *known, is_configured: true }).collect();
+        let mut tokens: Vec<(Address, bool)> = Vec::new();
+        for known in &self.settings.known_used {
+            if !tokens.iter().any(|(token, _)| *token == known.token) {
+                tokens.push((known.token, true));
+            }
         }
+        let learnt = self.learnt();
+        if tokens.is_empty() {
+            tokens.extend(learnt.token.map(|token| (token, false)));
+        }
+        let confirmed = learnt.confirmed.as_ref().filter(|confirmed| {
+            confirmed.is_younger_than(LEARNT_AGE_MAX, now) && confirmed.askable.contains(&place)
+        });
+        questions.extend(
+            confirmed.map(|confirmed| Question { known: confirmed.known, is_configured: false }),
+        );
+        Quiz { questions, tokens }
+    }
+
+    /// Takes note of a token, and of an authorization that is used for good, to ask all endpoints about.
+    pub(super) fn learn(&self, payments: &[Payment], evidence: &[Evidence], now: Timestamp) {
         let mut learnt = self.learnt();
-        let is_recent =
-            |(_, at): &(KnownUsed, Timestamp)| *at <= now && now.since(*at) < LEARN_AGAIN;
-        if learnt.candidate.is_some() || learnt.confirmed.as_ref().is_some_and(is_recent) {
+        if learnt.token.is_none() {
+            learnt.token = payments.iter().zip(evidence).find_map(|(payment, evidence)| {
+                // One that calls everything used may be the token's fault, and not the endpoint's.
+                let shown = evidence.readings.iter().flat_map(|reading| &reading.outcome);
+                let is_read = payment.method == Method::Eip3009
+                    && shown
+                        .into_iter()
+                        .any(|seen| !matches!(seen.nonce, NonceState::UsedWithoutLog { .. }));
+                is_read.then_some(payment.token)
+            });
+        }
+        let is_recent = |confirmed: &Confirmed| confirmed.is_younger_than(LEARN_AGAIN, now);
+        if !self.settings.learn_known_used
+            || learnt.candidate.is_some()
+            || learnt.confirmed.as_ref().is_some_and(is_recent)
+        {
             return;
         }
         learnt.candidate = payments.iter().zip(evidence).find_map(|(payment, evidence)| {
@@ -270,15 +415,32 @@ impl Chain {
         });
     }
 
-    /// Only what every endpoint confirms is known: what one of them made up must not make the others sick.
+    /// Asks the endpoints that stand about the candidate. What two of them show, and none denies, all can be
+    /// asked about from then on; else those that showed it: what one of them made up must not make the
+    /// others sick, and one that is down or keeps no logs must not keep the others from learning.
     async fn confirm_candidate(&self, standing: &[(usize, Heads)], now: Timestamp) {
-        let Some(candidate) = self.learnt().candidate.take() else { return };
+        let Some(known) = self.learnt().candidate.take() else { return };
+        let (mut shown, mut denied) = (BTreeSet::new(), false);
         for (place, heads) in standing {
-            let knows = self.endpoints[*place].knows(&self.settings, &candidate, heads).await;
-            if candidate.block > heads.finalized.number || knows.is_err() {
-                return;
+            if known.block > heads.finalized.number {
+                continue;
+            }
+            let endpoint = &self.endpoints[*place];
+            match endpoint.states(&self.settings, &[known.asked()], &heads.head).await.as_slice() {
+                [Ok(true)] if endpoint.shows_log(&self.settings, &known).await.is_ok() => {
+                    shown.insert(*place);
+                }
+                [Ok(false)] => denied = true,
+                _ => {}
             }
         }
-        self.learnt().confirmed = Some((candidate, now));
+        if shown.is_empty() {
+            return;
+        }
+        let askable = match shown.len() > 1 && !denied {
+            true => (0..self.endpoints.len()).collect(),
+            false => shown,
+        };
+        self.learnt().confirmed = Some(Confirmed { known, at: now, askable });
     }
 }

@@ -81,6 +81,9 @@ macro_rules! suite {
                 a_sick_endpoint_gives_no_evidence_until_it_answers_rightly_again
                 a_settled_payment_that_all_endpoints_show_becomes_a_known_one
                 what_one_endpoint_alone_shows_is_never_learnt
+                i2_a_sick_endpoint_stays_sick_while_probes_fail
+                a_learnt_one_without_its_log_forbids_nothing_and_is_not_asked_for_ever
+                a_random_nonce_is_asked_about_from_the_first_read_on
                 an_endpoint_that_is_down_or_serves_another_chain_is_said_to_be_so
                 what_was_seen_used_does_not_become_unused
                 an_older_block_says_nothing_about_what_was_seen_used

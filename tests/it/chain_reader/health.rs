@@ -13,7 +13,7 @@ use super::backend::{
     FINALIZED_AFTER, Reader, TestChain, authorization, failures, observed, payment, settings,
 };
 use super::cases::nobody;
-use super::proxy::{log_blocks, proxy};
+use super::proxy::{log_blocks, proxy, refuse};
 
 /// What an endpoint lies about.
 #[derive(Clone, Copy)]
@@ -22,6 +22,7 @@ enum Lie {
     UsedIsUnused,
     UnusedIsUsed,
     NoLogs,
+    Failing,
 }
 
 /// An endpoint whose lies can be changed. A probe asks for two states, a nonce that is unused and one that
@@ -34,6 +35,9 @@ async fn liar(upstream: Url) -> (Url, Arc<AtomicU8>) {
         if lie == Lie::NoLogs as u8 && log_blocks(call).is_some() {
             answer["result"] = json!([]);
         }
+        if lie == Lie::Failing as u8 {
+            return refuse(answer, -32_603, "internal error");
+        }
         let states = call["method"] == "eth_call";
         let word = |bit: char| format!("{:0>64}{:0>63}{bit}", "20", "");
         let swap = match lie {
@@ -43,7 +47,6 @@ async fn liar(upstream: Url) -> (Url, Arc<AtomicU8>) {
         };
         if let (true, Some((from, to))) = (states, swap) {
             let result = answer["result"].as_str().unwrap();
-            assert!(result.contains(&from), "a length of 32, then the word: {result}");
             answer["result"] = json!(result.replace(&from, &to));
         }
     })
@@ -69,7 +72,11 @@ async fn staged<C: TestChain>() -> (C, [Payment; 2], KnownUsed) {
 }
 
 async fn probe(reader: &Reader) -> Vec<Option<Sickness>> {
-    let found = reader.chain.probe(Timestamp::from_millis(0)).await;
+    probe_at(reader, 0).await
+}
+
+async fn probe_at(reader: &Reader, now_secs: i64) -> Vec<Option<Sickness>> {
+    let found = reader.chain.probe(Timestamp::from_millis(now_secs * 1_000)).await;
     found.into_iter().map(|diagnosis| diagnosis.map(|(sickness, _)| sickness)).collect()
 }
 
@@ -132,6 +139,78 @@ pub(crate) async fn what_one_endpoint_alone_shows_is_never_learnt<C: TestChain>(
     for _ in 0..3 {
         assert_eq!(probe(&reader).await, [None, None]);
     }
+}
+
+pub(crate) async fn i2_a_sick_endpoint_stays_sick_while_probes_fail<C: TestChain>() {
+    let (chain, payments, known) = staged::<C>().await;
+    let (url, lie) = liar(chain.url()).await;
+    let mut settings = settings(&chain, &[url]);
+    settings.known_used = vec![known];
+    let reader = Reader::with(settings);
+    for (told, sickness) in [
+        (Lie::UsedIsUnused, Sickness::KnownNonceUnused),
+        (Lie::UnusedIsUsed, Sickness::RandomNonceUsed),
+        (Lie::NoLogs, Sickness::KnownLogMissing),
+    ] {
+        lie.store(told as u8, Ordering::SeqCst);
+        assert_eq!(probe(&reader).await, [Some(sickness)]);
+        lie.store(Lie::Failing as u8, Ordering::SeqCst);
+        assert_eq!(probe(&reader).await, [Some(sickness)], "no answer is not a right one");
+        lie.store(told as u8, Ordering::SeqCst);
+        let evidence = reader.read_one(&payments[1]).await;
+        assert_eq!(failures(&evidence), [Some(ReadFailureKind::Unhealthy)]);
+        lie.store(Lie::Nothing as u8, Ordering::SeqCst);
+        assert_eq!(probe(&reader).await, [None]);
+        assert_eq!(failures(&reader.read_one(&payments[1]).await), [None]);
+    }
+    lie.store(Lie::Failing as u8, Ordering::SeqCst);
+    assert_eq!(probe(&reader).await, [Some(Sickness::Failing)]);
+}
+
+pub(crate) async fn a_learnt_one_without_its_log_forbids_nothing_and_is_not_asked_for_ever<
+    C: TestChain,
+>() {
+    const DAY: i64 = 24 * 3_600;
+    let (chain, payments, _) = staged::<C>().await;
+    let (url, lie) = liar(chain.url()).await;
+    let reader = Reader::with(settings(&chain, &[url, nobody().await]));
+    reader.read_one(&payments[0]).await;
+    let dead = Some(Sickness::Failing);
+    assert_eq!(probe(&reader).await, [None, dead], "learnt, though another one is down");
+    lie.store(Lie::NoLogs as u8, Ordering::SeqCst);
+    assert_eq!(probe(&reader).await, [Some(Sickness::LearntLogMissing), dead]);
+    let evidence = reader.read_one(&payments[1]).await;
+    assert!(failures(&evidence).contains(&None), "its states are believed: {evidence:?}");
+    // It is asked until it answers rightly, however old that has become.
+    lie.store(Lie::UsedIsUnused as u8, Ordering::SeqCst);
+    let liar = Some(Sickness::KnownNonceUnused);
+    assert_eq!(probe(&reader).await, [liar, dead]);
+    chain.mine(1).await;
+    assert_eq!(probe_at(&reader, DAY + 1).await, [liar, dead]);
+    lie.store(Lie::NoLogs as u8, Ordering::SeqCst);
+    chain.mine(1).await;
+    let shown = probe_at(&reader, DAY + 2).await;
+    assert_eq!(shown, [Some(Sickness::LearntLogMissing), dead], "the state is right");
+    chain.mine(1).await;
+    assert_eq!(probe_at(&reader, DAY + 3).await, [None, dead], "it is no longer asked");
+    lie.store(Lie::UsedIsUnused as u8, Ordering::SeqCst);
+    chain.mine(1).await;
+    assert_eq!(probe_at(&reader, DAY + 4).await, [None, dead]);
+}
+
+pub(crate) async fn a_random_nonce_is_asked_about_from_the_first_read_on<C: TestChain>() {
+    let (chain, payments, _) = staged::<C>().await;
+    let (url, lie) = liar(chain.url()).await;
+    let mut settings = settings(&chain, &[url, chain.url()]);
+    settings.learn_known_used = false;
+    let reader = Reader::with(settings);
+    assert_eq!(probe(&reader).await, [None, None]);
+    assert_eq!(reader.calls.of("eth_call"), 0, "no token is known");
+    reader.read_one(&payments[1]).await;
+    lie.store(Lie::UnusedIsUsed as u8, Ordering::SeqCst);
+    assert_eq!(probe(&reader).await, [Some(Sickness::RandomNonceUsed), None]);
+    lie.store(Lie::Nothing as u8, Ordering::SeqCst);
+    assert_eq!(probe(&reader).await, [None, None]);
 }
 
 pub(crate) async fn an_endpoint_that_is_down_or_serves_another_chain_is_said_to_be_so<
