@@ -97,6 +97,13 @@ impl Backoff {
     }
 }
 
+fn calls_max(limits: &EndpointLimits, wait_max: Duration) -> usize {
+    let Some(rate) = limits.calls_per_second else { return usize::MAX };
+    let in_time = f64::from(rate) * wait_max.as_secs_f64().min(1.0);
+    // A saturating cast of a number that is not negative.
+    (in_time as usize).max(1)
+}
+
 /// The gate in front of one endpoint.
 pub(super) struct Gate {
     slots: Semaphore,
@@ -104,6 +111,7 @@ pub(super) struct Gate {
     backoff: Mutex<Backoff>,
     clock: Arc<dyn Clock>,
     wait_max: Duration,
+    calls_max: usize,
 }
 
 impl Gate {
@@ -116,19 +124,19 @@ impl Gate {
             backoff: Mutex::new(Backoff::default()),
             clock,
             wait_max,
+            calls_max: calls_max(limits, wait_max),
         }
+    }
+
+    /// The most calls of one request that can ever enter: what the bucket holds, and fills again in time.
+    pub(super) fn calls_max(&self) -> usize {
+        self.calls_max
     }
 
     /// Waits for its turn to send one request of `calls` calls. The request is over when the permit is
     /// dropped. An error: nothing is to be sent now.
     pub(super) async fn enter(&self, calls: usize) -> Result<SemaphorePermit<'_>, CallError> {
-        if let Some((left, kind)) = self.spared_for() {
-            let detail = format!(
-                "not asked: it refused before, and is left alone for another {:.1} s",
-                left.as_secs_f64()
-            );
-            return Err(CallError::NotSent { kind, detail });
-        }
+        self.check_not_spared()?;
         let ours = |detail: &str| {
             let detail = format!("not asked: {detail}");
             CallError::NotSent { kind: ReadFailureKind::RateLimited, detail }
@@ -144,7 +152,18 @@ impl Gate {
                 .ok_or_else(|| ours("requests_per_second is used up"))?;
             tokio::time::sleep(wait).await;
         }
+        // It may have refused somebody else meanwhile.
+        self.check_not_spared()?;
         Ok(slot)
+    }
+
+    fn check_not_spared(&self) -> Result<(), CallError> {
+        let Some((left, kind)) = self.spared_for() else { return Ok(()) };
+        let detail = format!(
+            "not asked: it refused before, and is left alone for another {:.1} s",
+            left.as_secs_f64()
+        );
+        Err(CallError::NotSent { kind, detail })
     }
 
     /// How much longer the endpoint is left alone, and why.
@@ -260,6 +279,38 @@ mod tests {
         drop(gate.enter(1).await.unwrap());
         gate.answered();
         assert_eq!(gate.spared_for(), None);
+    }
+
+    #[tokio::test]
+    async fn whoever_waited_looks_again_whether_it_was_refused_meanwhile() {
+        let limits = EndpointLimits { concurrency_max: 1, ..EndpointLimits::default() };
+        let (gate, _) = gate(limits);
+        let slot = gate.enter(1).await.unwrap();
+        let refuse = async {
+            tokio::task::yield_now().await;
+            gate.refused(None, ReadFailureKind::RpcError);
+            drop(slot);
+        };
+        let (waited, ()) = tokio::join!(gate.enter(1), refuse);
+        assert_eq!(waited.unwrap_err().kind(), ReadFailureKind::RpcError);
+    }
+
+    #[test]
+    fn requests_of_the_largest_size_enter_one_after_the_other_at_any_rate() {
+        for rate in [1, 3, 9, 10, 50, 1_000] {
+            for wait_max in [SECOND, SECOND * 10] {
+                let limits =
+                    EndpointLimits { calls_per_second: Some(rate), ..EndpointLimits::default() };
+                let calls = calls_max(&limits, wait_max);
+                let mut now = Instant::now();
+                let mut bucket = Bucket::full(rate, now);
+                for _ in 0..20 {
+                    let wait = bucket.take(calls, now, wait_max);
+                    now += wait.unwrap_or_else(|| panic!("{calls} at {rate} in {wait_max:?}"));
+                }
+            }
+        }
+        assert_eq!(calls_max(&EndpointLimits::default(), SECOND), usize::MAX);
     }
 
     #[tokio::test]

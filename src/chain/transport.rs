@@ -136,10 +136,10 @@ impl Transport {
         results.pop().unwrap_or_else(|| Err(CallError::BadAnswer("no answer".to_owned())))
     }
 
-    /// Sends calls, at most [`BATCH_CALLS_MAX`] in one request; one result per call, in order.
+    /// Sends calls, at most [`BATCH_CALLS_MAX`] in one request and no more than the gate lets through; one result per call, in order.
     pub(super) async fn batch(&self, calls: &[Call]) -> Vec<CallResult> {
         let mut results = Vec::with_capacity(calls.len());
-        for chunk in calls.chunks(BATCH_CALLS_MAX) {
+        for chunk in calls.chunks(self.gate.calls_max().min(BATCH_CALLS_MAX)) {
             let mut started = Instant::now();
             let answered = match chunk.iter().find(|c| !ALLOWED_METHODS.contains(&c.method)) {
                 Some(refused) => Err(CallError::NotAllowed(refused.method.to_owned())),
@@ -216,14 +216,18 @@ impl Transport {
             Ok(results) => results.iter().all(|result| result.as_ref().is_err_and(is)),
         };
         let too_wide = of_all(&|error| error.is_range_refusal());
-        let limited = of_all(&|error| error.kind() == ReadFailureKind::RateLimited);
+        let is_limited = |error: &CallError| error.kind() == ReadFailureKind::RateLimited;
+        let limited = of_all(&is_limited);
+        let partly_limited = answered.as_ref().is_ok_and(|results| {
+            results.iter().any(|result| result.as_ref().is_err_and(is_limited))
+        });
         if limited {
             self.gate.refused(retry_after, ReadFailureKind::RateLimited);
         } else if status == 503 && !too_wide {
             self.gate.refused(retry_after, ReadFailureKind::RpcError);
         } else if of_all(&|error| *error == CallError::Timeout) {
             self.gate.refused(None, ReadFailureKind::Unreachable);
-        } else {
+        } else if !partly_limited {
             self.gate.answered();
         }
     }
@@ -351,15 +355,21 @@ fn parse_answers(body: &[u8], first_id: u64, count: u64) -> Option<Vec<CallResul
     }
     let answers: Vec<Answer> = serde_json::from_slice(body).ok()?;
     let mut by_id: HashMap<u64, CallResult> = HashMap::new();
+    // Whoever did not read the batch does not know its ids: that error is about all that has no answer.
+    let mut of_the_rest: Option<CallError> = None;
     for answer in answers {
-        let Some(id) = answer.id() else { continue };
+        let Some(id) = answer.id() else {
+            of_the_rest = of_the_rest.or_else(|| answer.into_result().err());
+            continue;
+        };
         let twice = || CallError::BadAnswer("the batch's answer has this call twice".to_owned());
         by_id
             .entry(id)
             .and_modify(|result| *result = Err(twice()))
             .or_insert_with(|| answer.into_result());
     }
-    let missing = || CallError::BadAnswer("the batch's answer leaves this call out".to_owned());
+    let left_out = || CallError::BadAnswer("the batch's answer leaves this call out".to_owned());
+    let missing = || of_the_rest.clone().unwrap_or_else(left_out);
     let ids = first_id..first_id.saturating_add(count);
     Some(ids.map(|id| by_id.remove(&id).unwrap_or_else(|| Err(missing()))).collect())
 }
@@ -568,8 +578,30 @@ mod tests {
         let whole =
             parse_answers(br#"{"id":null,"error":{"code":-32000,"message":"no"}}"#, 7, 2).unwrap();
         assert!(whole.iter().all(|r| matches!(r, Err(CallError::Rpc { code: -32000, .. }))));
+        let body =
+            br#"[{"id":8,"result":"b"},{"id":null,"error":{"code":429,"message":"slow down"}}]"#;
+        let results = parse_answers(body, 7, 2).unwrap();
+        assert_eq!(results[0].as_ref().unwrap_err().kind(), ReadFailureKind::RateLimited);
+        assert_eq!(results[1].as_ref().unwrap().get(), "\"b\"");
         assert!(parse_answers(br#"{"id":7,"result":"a"}"#, 7, 2).is_none(), "one answer to two");
         assert!(parse_answers(br#"{"result":"a"}"#, 7, 1).unwrap()[0].is_err(), "whose is it?");
+    }
+
+    #[tokio::test]
+    async fn a_batch_that_is_refused_in_part_ends_no_backoff() {
+        let part = r#"[{"id":0,"result":"0x1"},{"id":1,"error":{"code":429,"message":"slow"}}]"#;
+        let whole = r#"[{"id":null,"error":{"code":429,"message":"slow"}}]"#;
+        for body in [part, whole] {
+            let (port, _) = server(http("200 OK", body)).await;
+            let transport =
+                transport(&format!("http://127.0.0.1:{port}"), &Arc::new(Seen::default()));
+            transport.gate.refused(None, ReadFailureKind::RpcError);
+            let answered = transport.exchange(&[call("eth_chainId"), call("eth_call")]).await;
+            let kinds: Vec<_> =
+                answered.unwrap().iter().map(|r| r.as_ref().err().map(CallError::kind)).collect();
+            assert_eq!(kinds[1], Some(ReadFailureKind::RateLimited), "{body}");
+            assert!(transport.is_spared(), "{body}: the backoff goes on");
+        }
     }
 
     #[test]
