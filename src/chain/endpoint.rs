@@ -24,6 +24,9 @@ const REORG_DEPTH_MAX: u64 = 128;
 /// So long after Multicall3 was found absent it is tried again.
 const MULTICALL_RETRY: Duration = Duration::from_secs(10 * 60);
 
+/// So long an endpoint that hung is asked last.
+const PASSED_BY_SPARED: Duration = Duration::from_secs(30);
+
 /// One endpoint of a chain.
 pub(super) struct Endpoint {
     /// Shown in evidence.
@@ -50,6 +53,10 @@ pub(super) struct Memory {
     pub(super) is_right_chain: bool,
     /// Since when a call to Multicall3 is known to come back empty.
     multicall_absent_since: Option<Timestamp>,
+    /// Whether Multicall3 has answered here: it does not go away again.
+    has_multicall: bool,
+    /// When it was last passed by: it had not answered when another one had.
+    passed_by_at: Option<Timestamp>,
     /// What the last probe found wrong.
     pub(super) diagnosis: Diagnosis,
     /// Which question it answered wrongly, to ask it again until it answers rightly.
@@ -92,6 +99,8 @@ impl Endpoint {
             pulse: Pulse::default(),
             is_right_chain: false,
             multicall_absent_since: None,
+            has_multicall: false,
+            passed_by_at: None,
             diagnosis: None,
             failed: None,
             silent_because: None,
@@ -118,9 +127,21 @@ impl Endpoint {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it would not be asked now: it wants to be left alone, or it is sick.
+    /// Whether others are to be asked before it: it wants to be left alone, is sick, or hung not long ago.
     pub(super) fn is_spared(&self) -> bool {
-        self.transport.is_spared() || self.sickness().is_some()
+        let passed_by_at = self.memory().passed_by_at;
+        let now = self.clock.now();
+        let hung = passed_by_at.is_some_and(|at| at <= now && now.since(at) < PASSED_BY_SPARED);
+        hung || self.transport.is_spared() || self.sickness().is_some()
+    }
+
+    /// Takes note that it had not answered when another one had, and was waited for no longer. It is still
+    /// asked where all are asked.
+    pub(super) fn was_passed_by(&self, chain: ChainId, waited: Duration) {
+        self.memory().passed_by_at = Some(self.clock.now());
+        let detail = format!("the read was given up after {:.1} s", waited.as_secs_f64());
+        let failure = ReadFailure::new(ReadFailureKind::Unreachable, detail);
+        self.report_health(chain, &[Err(failure)]);
     }
 
     /// Whether Multicall3 was found absent here not long ago. It is tried again after a while: one node
@@ -135,6 +156,16 @@ impl Endpoint {
     pub(super) fn multicall_is_absent(&self) {
         let now = self.clock.now();
         self.memory().multicall_absent_since = Some(now);
+    }
+
+    /// Takes note that Multicall3 has answered.
+    pub(super) fn multicall_is_there(&self) {
+        self.memory().has_multicall = true;
+    }
+
+    /// Whether Multicall3 has answered before.
+    pub(super) fn has_multicall(&self) -> bool {
+        self.memory().has_multicall
     }
 
     /// Counts a read, and logs when the endpoint stops giving evidence, and when it gives some again: once each, not at
@@ -184,9 +215,34 @@ impl Endpoint {
 pub(super) struct Pulse {
     /// The highest head, and when this process first saw it.
     highest: Option<(u64, Timestamp)>,
+    /// Heads far below that one, if there were any since.
+    below: Option<Below>,
+}
+
+/// Heads that are too far below the highest one seen for a reorg, and advance.
+#[derive(Debug, Clone, Copy)]
+struct Below {
+    first: (u64, Timestamp),
+    highest: (u64, Timestamp),
 }
 
 impl Pulse {
+    /// Whether heads have advanced below the highest one for so long that it must have been a mistake: one
+    /// header of another chain, for one.
+    fn has_advanced_below(&mut self, number: u64, now: Timestamp, age_max: Duration) -> bool {
+        let begins = Below { first: (number, now), highest: (number, now) };
+        let mut below = self.below.unwrap_or(begins);
+        let (highest, moved_at) = below.highest;
+        if now < moved_at || now.since(moved_at) > age_max || number + REORG_DEPTH_MAX < highest {
+            // It stood still, went back, or the clock did: that is no progress.
+            below = begins;
+        } else if number > highest {
+            below.highest = (number, now);
+        }
+        self.below = Some(below);
+        below.highest.0 > below.first.0 && now.since(below.first.1) > age_max
+    }
+
     /// Takes note of a head; an error when it is stale.
     pub(super) fn see(
         &mut self,
@@ -205,6 +261,10 @@ impl Pulse {
         self.highest = Some((highest, first_seen));
         let stale = |detail: String| Err(ReadFailure::new(ReadFailureKind::StaleHead, detail));
         if highest - head.number > REORG_DEPTH_MAX {
+            if self.has_advanced_below(head.number, now, age_max) {
+                *self = Self { highest: Some((head.number, now)), below: None };
+                return Ok(());
+            }
             return stale(format!("the head is {}, and was {highest} before", head.number));
         }
         let age = now.since(first_seen);
@@ -250,6 +310,28 @@ mod tests {
         for (number, now, fresh, why) in steps {
             let seen = pulse.see(&head(number), at(now), age_max);
             assert_eq!(seen.is_ok(), fresh, "{why}: {seen:?}");
+        }
+    }
+
+    #[test]
+    fn one_head_that_was_far_too_high_is_forgotten_when_lower_ones_advance() {
+        let at = |secs: i64| Timestamp::from_millis(secs * 1_000);
+        let age_max = Duration::from_secs(60);
+        let mut pulse = Pulse::default();
+        pulse.see(&head(1_000), at(0), age_max).unwrap();
+        pulse.see(&head(9_000_000), at(1), age_max).unwrap();
+        for secs in 2..=62_i64 {
+            let number = 1_000 + secs.unsigned_abs() / 2;
+            pulse.see(&head(number), at(secs), age_max).unwrap_err();
+        }
+        for secs in 63..400_i64 {
+            let number = 1_000 + secs.unsigned_abs() / 2;
+            pulse.see(&head(number), at(secs), age_max).unwrap();
+        }
+        // Heads that stand still below it are stale for good.
+        pulse.see(&head(9_000_000), at(400), age_max).unwrap();
+        for secs in 401..900 {
+            pulse.see(&head(1_200), at(secs), age_max).unwrap_err();
         }
     }
 }

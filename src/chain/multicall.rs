@@ -169,9 +169,15 @@ impl Endpoint {
         let result = self.transport.call(call_at(head.hash, multicall, &data)).await?;
         let answer: Bytes = decode("aggregate3", &result)?;
         if answer.is_empty() {
-            return Ok(None);
+            // What is read without it is not shown to be of this block: only where it was never there.
+            return match self.has_multicall() {
+                true => Err(bad(format!("Multicall3 at {multicall} was there, and is no longer"))),
+                false => Ok(None),
+            };
         }
-        parse_aggregate(settings, calls, head, &answer).map(Some)
+        let words = parse_aggregate(settings, calls, head, &answer)?;
+        self.multicall_is_there();
+        Ok(Some(words))
     }
 
     /// The same without Multicall3: JSON-RPC batches, the chain id in the first.

@@ -4,14 +4,16 @@
 //! a while the next one is asked as well, and the first evidence counts.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::endpoint::Endpoint;
 use super::read::Asked;
-use super::{Chain, Outcomes, ask, is_evidence};
+use super::{Chain, ChainSettings, Outcomes, ask, is_evidence};
 use crate::domain::{Evidence, Reading, Timestamp};
 
 /// One endpoint's answer: its place, what it was asked about, and what it said.
@@ -86,7 +88,33 @@ impl Chain {
         let question: Vec<Asked> = indices.iter().map(|index| asked[*index]).collect();
         let (endpoint, settings) = (self.endpoints[place].clone(), self.settings.clone());
         reads.spawn(async move {
-            (place, indices, ask(&endpoint, &settings, &question, now, ends_at).await)
+            let mut waits = Waits::new(endpoint.clone(), settings.clone());
+            let outcomes = ask(&endpoint, &settings, &question, now, ends_at).await;
+            waits.answered = true;
+            (place, indices, outcomes)
         });
+    }
+}
+
+/// A read under way. Dropped without an answer after others were asked as well, it is a hang to take note of.
+struct Waits {
+    endpoint: Arc<Endpoint>,
+    settings: Arc<ChainSettings>,
+    since: Instant,
+    answered: bool,
+}
+
+impl Waits {
+    fn new(endpoint: Arc<Endpoint>, settings: Arc<ChainSettings>) -> Self {
+        Self { endpoint, settings, since: Instant::now(), answered: false }
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        let waited = self.since.elapsed();
+        if !self.answered && waited >= self.settings.hedge_after {
+            self.endpoint.was_passed_by(self.settings.chain_id, waited);
+        }
     }
 }
