@@ -44,11 +44,6 @@ impl SeenUsed {
             self.blocks.remove(&oldest);
         }
     }
-
-    fn forget(&mut self, one: &Authorization) {
-        self.blocks.remove(one);
-        self.oldest_first.retain(|other| other != one);
-    }
 }
 
 impl Endpoint {
@@ -103,11 +98,14 @@ impl Endpoint {
                     let detail = format!("{used}, which is canonical, and reads unused at {head}");
                     ReadFailure::new(ReadFailureKind::BadAnswer, detail)
                 }
-                // A reorg has taken it away: then it may well be unused.
-                Some(Ok(_)) => {
-                    self.seen_used().forget(&authorization(&asked[index]));
-                    continue;
+                Some(Ok(block)) if block.number != used_in.number => {
+                    let detail =
+                        format!("asked for block {}, got {}", used_in.number, block.number);
+                    ReadFailure::new(ReadFailureKind::BadAnswer, detail)
                 }
+                // A reorg has taken it away: then it may well be unused. Only this endpoint says so: for
+                // the others it stays as seen.
+                Some(Ok(_)) => continue,
             };
             outcomes[index] = Err(failure);
         }
@@ -133,7 +131,5 @@ mod tests {
         }
         assert_eq!((seen.blocks.len(), seen.oldest_first.len()), (SEEN_MAX, SEEN_MAX));
         assert!(!seen.blocks.contains_key(&one(4)) && seen.blocks.contains_key(&one(5)));
-        seen.forget(&one(5));
-        assert_eq!((seen.blocks.len(), seen.oldest_first.len()), (SEEN_MAX - 1, SEEN_MAX - 1));
     }
 }
