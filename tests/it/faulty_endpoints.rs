@@ -8,6 +8,7 @@
 
 mod books;
 mod fates;
+mod known_answers;
 mod story;
 mod truth;
 

@@ -15,8 +15,8 @@ use reconciled::sim::gateway::GatewayDb;
 use reconciled::store::{DatabaseUrl, Store, connect};
 use reconciled::telemetry::Metrics;
 use reconciled::worker::{
-    Checker, CheckerSettings, Discovery, ReconcileSettings, Reconciler, RunEnd, Stop, Stopper,
-    Targeted, Unheard,
+    Checker, CheckerSettings, Discovery, Probes, ReconcileSettings, Reconciler, RunEnd, Stop,
+    Stopper, Targeted, Task, Unheard,
 };
 use tokio::sync::Notify;
 
@@ -58,6 +58,7 @@ pub(crate) struct Worker {
     targeted: Targeted,
     reconciler: Reconciler,
     store: Arc<dyn Store>,
+    probes: Probes,
     stop: Stop,
     _stopper: Stopper,
     _home: Home,
@@ -82,6 +83,7 @@ impl Worker {
         store.migrate().await.unwrap();
         store.verify_schema().await.unwrap();
         let gateway = GatewayDb::connect(&home.url()).await.unwrap();
+        let probes = Probes { chains: watched.clone(), clock: Arc::<ManualClock>::clone(&clock) };
         let checker = Arc::new(Checker::new(
             Arc::clone(&store),
             watched,
@@ -113,6 +115,7 @@ impl Worker {
             targeted,
             reconciler,
             store,
+            probes,
             stop,
             _stopper: stopper,
             _home: home,
@@ -127,6 +130,11 @@ impl Worker {
     pub(crate) async fn look(&self) -> usize {
         self.discovery.discover(&self.stop).await.unwrap();
         self.targeted.check_all_due(&self.stop).await.unwrap()
+    }
+
+    /// Asks every endpoint what the answer to is known.
+    pub(crate) async fn probe(&self) {
+        self.probes.activate(&self.stop).await.unwrap();
     }
 
     /// Makes a full reconcile. Returns how many open payments it read.
