@@ -90,7 +90,14 @@ impl Sickness {
 
     /// Whether its answers cannot be believed. The others are seen to by every read itself.
     const fn forbids_evidence(self) -> bool {
-        !matches!(self, Self::Failing | Self::StaleHead | Self::Lagging | Self::LearntLogMissing)
+        !matches!(
+            self,
+            Self::Failing
+                | Self::WrongChain
+                | Self::StaleHead
+                | Self::Lagging
+                | Self::LearntLogMissing
+        )
     }
 }
 
