@@ -315,7 +315,7 @@ fn nonce(n: usize) -> B256 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::{FitSettings, Grid, LatencyCounts, expected, fit};
+    use crate::schedule::{FitSettings, Grid, LatencyCounts, Prior, expected, fit};
 
     /// 100 payments settle between 3 s and a minute after their broadcast, and 10 never do.
     fn payments() -> Vec<Broadcast> {
@@ -343,6 +343,8 @@ mod tests {
         let mut settings = FitSettings::for_block_time(BLOCK_TIME);
         settings.conditions.found_at = settings.conditions.visible_after;
         settings.conditions.ending.reads = 0.0;
+        // What is promised is then the mean over these very payments.
+        settings.prior = Prior::NONE;
         let fitted = fit(&counts, &settings).unwrap();
         let replayed = replay(
             &payments,
