@@ -34,7 +34,7 @@ pub(super) struct Endpoint {
     /// The way to it.
     pub(super) transport: Transport,
     pub(super) observer: Arc<dyn RpcObserver>,
-    clock: Arc<dyn Clock>,
+    pub(super) clock: Arc<dyn Clock>,
     /// Shared by the endpoints of a chain.
     seen_used: Arc<Mutex<SeenUsed>>,
     memory: Mutex<Memory>,

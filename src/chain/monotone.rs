@@ -1,9 +1,12 @@
 //! What was seen used stays used, unless its block was replaced.
 //!
 //! A guard and nothing else: it turns an answer that cannot be true into no evidence, and never makes
-//! evidence of its own.
+//! evidence of its own. An endpoint whose head is below the use says nothing about it, whoever has seen it.
+//! One that is above is held to its own words only, and for a while: else one that lied once about a payment
+//! would silence the others about it for good.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::time::Duration;
 
 use alloy_primitives::{Address, B256};
 use tokio::time::Instant;
@@ -13,10 +16,13 @@ use super::blocks::{header_by_number, parse_header};
 use super::endpoint::Endpoint;
 use super::heads::Heads;
 use super::read::{Asked, Keeper};
-use crate::domain::{BlockRef, NonceState, ReadFailure, ReadFailureKind};
+use crate::domain::{BlockRef, EndpointName, NonceState, ReadFailure, ReadFailureKind, Timestamp};
 
 /// The most authorizations remembered per chain; the oldest are forgotten first.
 const SEEN_MAX: usize = 10_000;
+
+/// How long an endpoint is held to what it said. A node behind its URL that lags has caught up by then.
+const SEEN_FOR: Duration = Duration::from_secs(3_600);
 
 /// One authorization of a chain.
 type Authorization = (Keeper, Address, Address, B256);
@@ -25,30 +31,58 @@ fn authorization(asked: &Asked) -> Authorization {
     (asked.keeper, asked.token, asked.payer, asked.nonce)
 }
 
-/// Authorizations that some endpoint has shown to be used, with the block of the use.
+/// A use that was shown.
+#[derive(Debug, Clone)]
+struct Seen {
+    block: BlockRef,
+    /// When it was last shown.
+    at: Timestamp,
+    /// By whom.
+    by: BTreeSet<EndpointName>,
+}
+
+/// Authorizations that some endpoint has shown to be used.
 #[derive(Debug, Default)]
 pub(super) struct SeenUsed {
-    blocks: HashMap<Authorization, BlockRef>,
+    uses: HashMap<Authorization, Seen>,
     oldest_first: VecDeque<Authorization>,
 }
 
 impl SeenUsed {
-    fn note(&mut self, one: Authorization, block: BlockRef) {
-        if self.blocks.insert(one, block).is_some() {
+    fn note(&mut self, one: Authorization, block: BlockRef, by: &EndpointName, now: Timestamp) {
+        if let Some(seen) = self.uses.get_mut(&one) {
+            if seen.block != block {
+                *seen = Seen { block, at: now, by: BTreeSet::new() };
+            }
+            seen.at = now;
+            seen.by.insert(by.clone());
             return;
         }
+        self.uses.insert(one, Seen { block, at: now, by: BTreeSet::from([by.clone()]) });
         self.oldest_first.push_back(one);
         if self.oldest_first.len() > SEEN_MAX
             && let Some(oldest) = self.oldest_first.pop_front()
         {
-            self.blocks.remove(&oldest);
+            self.uses.remove(&oldest);
         }
+    }
+
+    /// The block it was shown used in not long ago, if that says something about an endpoint at this head.
+    fn block(
+        &self,
+        one: &Authorization,
+        endpoint: &EndpointName,
+        head: u64,
+        now: Timestamp,
+    ) -> Option<BlockRef> {
+        let seen = self.uses.get(one).filter(|seen| now.since(seen.at) < SEEN_FOR)?;
+        (seen.block.number > head || seen.by.contains(endpoint)).then_some(seen.block)
     }
 }
 
 impl Endpoint {
-    /// Takes note of what is used, and leaves out every "unused" about what was used before in a block that
-    /// this endpoint still has.
+    /// Takes note of what is used, and leaves out every "unused" about what was used in a block above this
+    /// endpoint's head, or what it has shown used itself in a block that it still has.
     pub(super) async fn guard(
         &self,
         asked: &[Asked],
@@ -56,21 +90,25 @@ impl Endpoint {
         outcomes: &mut Outcomes,
         ends_at: Instant,
     ) {
+        let head = heads.head.number;
         let mut doubtful: Vec<(usize, BlockRef)> = Vec::new();
         {
+            let now = self.clock.now();
             let mut seen = self.seen_used();
             for (index, outcome) in outcomes.iter().enumerate() {
                 let one = authorization(&asked[index]);
                 match outcome.as_ref().map(|observation| &observation.nonce) {
-                    Ok(NonceState::Used(consumption)) => seen.note(one, consumption.log.block),
+                    Ok(NonceState::Used(consumption)) => {
+                        seen.note(one, consumption.log.block, &self.name, now);
+                    }
                     Ok(NonceState::Unused) => {
-                        doubtful.extend(seen.blocks.get(&one).map(|block| (index, *block)));
+                        let block = seen.block(&one, &self.name, head, now);
+                        doubtful.extend(block.map(|block| (index, block)));
                     }
                     Ok(NonceState::UsedWithoutLog { .. } | NonceState::UsedUnread(_)) | Err(_) => {}
                 }
             }
         }
-        let head = heads.head.number;
         let numbers: BTreeSet<u64> =
             doubtful.iter().map(|(_, block)| block.number).filter(|n| *n <= head).collect();
         let calls: Vec<_> = numbers.iter().map(|number| header_by_number(*number)).collect();
@@ -103,8 +141,7 @@ impl Endpoint {
                         format!("asked for block {}, got {}", used_in.number, block.number);
                     ReadFailure::new(ReadFailureKind::BadAnswer, detail)
                 }
-                // A reorg has taken it away: then it may well be unused. Only this endpoint says so: for
-                // the others it stays as seen.
+                // A reorg has taken it away: then it may well be unused.
                 Some(Ok(_)) => continue,
             };
             outcomes[index] = Err(failure);
@@ -117,19 +154,39 @@ mod tests {
     use super::*;
     use crate::domain::BlockTime;
 
+    fn one(n: u64) -> Authorization {
+        let nonce = B256::left_padding_from(&n.to_be_bytes());
+        (Keeper::Token, Address::ZERO, Address::ZERO, nonce)
+    }
+
+    const NOW: Timestamp = Timestamp::from_millis(0);
+
     #[test]
     fn only_the_latest_are_remembered() {
         let mut seen = SeenUsed::default();
         let block = BlockRef { number: 1, hash: B256::ZERO, time: BlockTime::from_secs(1) };
-        let one = |n: u64| {
-            let nonce = B256::left_padding_from(&n.to_be_bytes());
-            (Keeper::Token, Address::ZERO, Address::ZERO, nonce)
-        };
+        let endpoint = EndpointName::new("a");
         for n in 0..SEEN_MAX as u64 + 5 {
-            seen.note(one(n), block);
-            seen.note(one(n), block);
+            seen.note(one(n), block, &endpoint, NOW);
+            seen.note(one(n), block, &endpoint, NOW);
         }
-        assert_eq!((seen.blocks.len(), seen.oldest_first.len()), (SEEN_MAX, SEEN_MAX));
-        assert!(!seen.blocks.contains_key(&one(4)) && seen.blocks.contains_key(&one(5)));
+        assert_eq!((seen.uses.len(), seen.oldest_first.len()), (SEEN_MAX, SEEN_MAX));
+        assert!(!seen.uses.contains_key(&one(4)) && seen.uses.contains_key(&one(5)));
+    }
+
+    /// One that lied about a payment must not silence the others about it (I11).
+    #[test]
+    fn a_use_binds_who_showed_it_and_who_is_below_it_and_not_for_good() {
+        let mut seen = SeenUsed::default();
+        let block = BlockRef { number: 9, hash: B256::ZERO, time: BlockTime::from_secs(1) };
+        let [liar, honest] = ["liar", "honest"].map(EndpointName::new);
+        seen.note(one(1), block, &liar, NOW);
+        let binds = |endpoint: &EndpointName, head: u64, now: Timestamp| {
+            seen.block(&one(1), endpoint, head, now).is_some()
+        };
+        assert!(binds(&liar, 9, NOW) && binds(&liar, 8, NOW) && binds(&honest, 8, NOW));
+        assert!(!binds(&honest, 9, NOW));
+        let later = NOW.saturating_add(SEEN_FOR);
+        assert!(!binds(&liar, 9, later) && !binds(&honest, 8, later));
     }
 }
