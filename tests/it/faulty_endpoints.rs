@@ -2,7 +2,8 @@
 //! every way there is: every order ends right, nothing fails from silence (I2), and every unit that reached
 //! the merchant is accounted for once (I4).
 //!
-//! `RECONCILED_TEST_SEED` repeats a run, `RECONCILED_TEST_SOAK` plays so many more seeds after it.
+//! One seed is played every time, so that a failure is about the change at hand. `RECONCILED_TEST_SEED` plays
+//! another, `RECONCILED_TEST_SOAK` so many more, rolled anew.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -19,10 +20,13 @@ use crate::support::worker::Home;
 /// Payments in one story.
 const PAYMENTS: usize = 500;
 
+/// The seed played unless another is asked for. It once found endpoints silenced for good by another's lie.
+const SEED: u64 = 4_240_147_534;
+
 /// Plays one seed, and those that a soak adds.
 async fn play(what: &str, endpoints: Endpoints, home: impl AsyncFn() -> Home) {
-    let first = seed();
-    let mut more = Dice::new(first);
+    let first = from_environment("RECONCILED_TEST_SEED").unwrap_or(SEED);
+    let mut more = Dice::new(seed());
     let soak = from_environment("RECONCILED_TEST_SOAK").unwrap_or(0);
     let seeds = std::iter::once(first).chain((0..soak).map(|_| more.roll(0..1 << 32)));
     for seed in seeds {
