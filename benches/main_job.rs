@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use alloy_primitives::{Address, B256, U256};
 use anyhow::Context;
-use reconciled::chain::{Chain, ChainSettings, EndpointSettings, MULTICALL3, Permit2Settings};
+use reconciled::chain::{Chain, ChainSettings, EndpointSettings};
 use reconciled::clock::{Clock, ManualClock};
 use reconciled::domain::{Amount, PaymentId, Policy, RawPayment, Timestamp};
 use reconciled::schedule::{Pacing, Schedule, Timing};
@@ -97,23 +97,11 @@ impl Bench {
         let clock = Arc::new(ManualClock::new(STORY_START));
         let metrics = Metrics::new()?;
         let endpoint = |url: &url::Url| EndpointSettings::new("simulated", url.clone());
+        let endpoints = server.urls().iter().map(endpoint).collect();
         let settings = ChainSettings {
-            chain_id: STORY_CHAIN,
-            endpoints: server.urls().iter().map(endpoint).collect(),
-            block_time: Duration::from_secs(2),
             head_age_max: hour,
-            head_lag_max: Duration::from_secs(20),
-            log_lookback: hour,
-            log_range_max: 10_000,
             batch_max: 400,
-            read_safe: false,
-            foreign_block_number: false,
-            multicall3: MULTICALL3,
-            permit2: Permit2Settings::default(),
-            request_timeout: Duration::from_secs(10),
-            hedge_after: Duration::from_secs(2),
-            known_used: Vec::new(),
-            learn_known_used: true,
+            ..ChainSettings::new(STORY_CHAIN, endpoints)
         };
         let policy = Policy::default();
         let watched = WatchedChain {

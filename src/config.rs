@@ -13,9 +13,7 @@ use alloy_primitives::{Address, B256};
 use serde::Deserialize;
 use url::Url;
 
-use crate::chain::{
-    ChainSettings, EndpointLimits, EndpointSettings, KnownUsed, MULTICALL3, Permit2Settings,
-};
+use crate::chain::{ChainSettings, EndpointLimits, EndpointSettings, KnownUsed, Permit2Settings};
 use crate::domain::{ChainId, LatePolicy, PaidAfter, Policy, Receiver, RefundPolicy};
 use crate::schedule::{FitSettings, Grid, Schedule, Timing};
 use crate::store::DatabaseUrl;
@@ -280,44 +278,48 @@ pub struct ChainSection {
 mod defaults {
     use super::*;
 
+    /// What [`ChainSettings::new`] sets where nothing else is configured.
+    fn chain() -> ChainSettings {
+        ChainSettings::new(ChainId::new(0), Vec::new())
+    }
     pub(super) fn block_time() -> Span {
-        secs(2)
+        Span(chain().block_time)
     }
     pub(super) fn finality_margin() -> Span {
         secs(30 * 60)
     }
     pub(super) fn head_age_max() -> Span {
-        secs(60)
+        Span(chain().head_age_max)
     }
     pub(super) fn head_lag_max() -> Span {
-        secs(20)
+        Span(chain().head_lag_max)
     }
     pub(super) fn log_lookback() -> Span {
-        secs(3_600)
+        Span(chain().log_lookback)
     }
     pub(super) fn log_range_max() -> u64 {
-        10_000
+        chain().log_range_max
     }
     pub(super) fn batch_max() -> usize {
-        500
+        chain().batch_max
     }
     pub(super) fn request_timeout() -> Span {
-        secs(10)
+        Span(chain().request_timeout)
     }
     pub(super) fn hedge_after() -> Span {
-        secs(2)
+        Span(chain().hedge_after)
     }
     pub(super) fn concurrency_max() -> usize {
         EndpointLimits::default().concurrency_max
     }
     pub(super) fn multicall3() -> Address {
-        MULTICALL3
+        chain().multicall3
     }
     pub(super) fn permit2() -> Address {
-        Permit2Settings::default().permit2
+        chain().permit2.permit2
     }
     pub(super) fn permit2_proxies() -> Vec<Address> {
-        Permit2Settings::default().proxies
+        chain().permit2.proxies
     }
 }
 

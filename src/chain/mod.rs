@@ -101,6 +101,31 @@ pub struct ChainSettings {
     pub learn_known_used: bool,
 }
 
+impl ChainSettings {
+    /// The settings of a chain with blocks of 2 s and the canonical contracts: what holds where nothing else
+    /// is configured.
+    pub fn new(chain_id: ChainId, endpoints: Vec<EndpointSettings>) -> Self {
+        Self {
+            chain_id,
+            endpoints,
+            block_time: Duration::from_secs(2),
+            head_age_max: Duration::from_secs(60),
+            head_lag_max: Duration::from_secs(20),
+            log_lookback: Duration::from_secs(3_600),
+            log_range_max: 10_000,
+            batch_max: 500,
+            read_safe: false,
+            foreign_block_number: false,
+            multicall3: MULTICALL3,
+            permit2: Permit2Settings::default(),
+            request_timeout: Duration::from_secs(10),
+            hedge_after: Duration::from_secs(2),
+            known_used: Vec::new(),
+            learn_known_used: true,
+        }
+    }
+}
+
 /// Told of every JSON-RPC call, for metrics.
 pub trait RpcObserver: Send + Sync + 'static {
     /// An endpoint is configured, and these are the only methods it will ever be called with.

@@ -17,7 +17,7 @@ use super::gateway::{GatewayDb, NewOrder};
 use super::runner::{STORY_CHAIN, STORY_PAY_TO, STORY_START, STORY_TOKEN};
 use super::stage::Stage;
 use super::{Authorized, SimChain, SimServer, SimSettings};
-use crate::chain::{Chain, ChainSettings, EndpointSettings, MULTICALL3, Permit2Settings};
+use crate::chain::{Chain, ChainSettings, EndpointSettings};
 use crate::clock::{Clock, ManualClock};
 use crate::domain::{Amount, PaymentId, Policy, RawPayment, Timestamp};
 use crate::schedule::{Pacing, Schedule, Timing};
@@ -139,23 +139,15 @@ impl Replay {
         let clock = Arc::new(ManualClock::new(STORY_START));
         let metrics = Metrics::new()?;
         let endpoint = |url: &url::Url| EndpointSettings::new("simulated", url.clone());
+        let endpoints = server.urls().iter().map(endpoint).collect();
         let chain_settings = ChainSettings {
-            chain_id: STORY_CHAIN,
-            endpoints: server.urls().iter().map(endpoint).collect(),
             block_time: BLOCK_TIME,
             head_age_max: HISTORY,
             head_lag_max: HISTORY,
             log_lookback: HISTORY,
-            log_range_max: 10_000,
             batch_max: 400,
-            read_safe: false,
-            foreign_block_number: false,
-            multicall3: MULTICALL3,
-            permit2: Permit2Settings::default(),
-            request_timeout: Duration::from_secs(10),
-            hedge_after: Duration::from_secs(2),
-            known_used: Vec::new(),
             learn_known_used: false,
+            ..ChainSettings::new(STORY_CHAIN, endpoints)
         };
         let watched = WatchedChain {
             chain: Chain::new(chain_settings, rpc_observer(&metrics), clock.clone())?,

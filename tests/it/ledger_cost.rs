@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use alloy_primitives::{Address, B256, U256};
-use reconciled::chain::{Chain, ChainSettings, EndpointSettings, MULTICALL3, Permit2Settings};
+use reconciled::chain::{Chain, ChainSettings, EndpointSettings};
 use reconciled::clock::{Clock, ManualClock};
 use reconciled::domain::{Amount, ChainId, Policy, Receiver, Timestamp, Totals};
 use reconciled::schedule::{Pacing, Schedule, Timing};
@@ -93,22 +93,11 @@ fn reconciler(server: &SimServer, store: &Arc<dyn Store>, clock: &Arc<ManualCloc
         .enumerate()
         .map(|(n, url)| EndpointSettings::new(&format!("endpoint-{n}"), url.clone()));
     let settings = ChainSettings {
-        chain_id: CHAIN,
-        endpoints: endpoints.collect(),
         block_time: BLOCK_TIME,
-        head_age_max: Duration::from_secs(60),
-        hedge_after: Duration::from_secs(2),
         head_lag_max: Duration::from_secs(60),
-        log_lookback: Duration::from_secs(3_600),
-        log_range_max: 10_000,
         batch_max: 400,
-        read_safe: false,
-        foreign_block_number: false,
-        multicall3: MULTICALL3,
-        permit2: Permit2Settings::default(),
-        known_used: Vec::new(),
         learn_known_used: false,
-        request_timeout: Duration::from_secs(10),
+        ..ChainSettings::new(CHAIN, endpoints.collect())
     };
     let policy = Policy::default();
     let watched = WatchedChain {

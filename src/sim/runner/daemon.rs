@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 
 use super::refunds::SEARCH_EVERY;
 use super::{Audience, Runner, STORY_CHAIN, STORY_PAY_TO, STORY_TOKEN, Told};
-use crate::chain::{Chain, ChainSettings, EndpointSettings, MULTICALL3, Permit2Settings};
+use crate::chain::{Chain, ChainSettings, EndpointSettings, Permit2Settings};
 use crate::clock::{Clock, ManualClock};
 use crate::domain::{Outcome, PaidAfter, Policy, Receiver, RefundPolicy};
 use crate::schedule::{Pacing, Schedule, Timing};
@@ -146,25 +146,18 @@ pub(super) fn start_daemon(
         .enumerate()
         .map(|(i, url)| EndpointSettings::new(&format!("endpoint-{i}"), url.clone()));
     let settings = ChainSettings {
-        chain_id: STORY_CHAIN,
-        endpoints: endpoints.collect(),
         block_time: scenario.chain.block_time,
         head_age_max: HEAD_AGE_MAX,
         head_lag_max: HEAD_LAG_MAX,
         log_lookback: LOG_LOOKBACK,
-        log_range_max: 10_000,
         batch_max: 400,
         read_safe: policy.paid_after == PaidAfter::Safe,
-        foreign_block_number: false,
-        multicall3: MULTICALL3,
         permit2: Permit2Settings {
             upto_facilitators: vec![FACILITATOR],
             ..Permit2Settings::default()
         },
         request_timeout: REQUEST_TIMEOUT,
-        hedge_after: Duration::from_secs(2),
-        known_used: Vec::new(),
-        learn_known_used: true,
+        ..ChainSettings::new(STORY_CHAIN, endpoints.collect())
     };
     let refund_policy = RefundPolicy { wallets: Vec::new(), quorum: policy.positive_quorum };
     let watched = WatchedChain {

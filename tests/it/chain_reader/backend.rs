@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use alloy_primitives::{Address, B256, U256, keccak256};
 use reconciled::chain::{
-    Breadth, Chain, ChainSettings, EndpointSettings, MULTICALL3, Permit2Settings, RpcObserver,
+    Breadth, Chain, ChainSettings, EndpointSettings, Permit2Settings, RpcObserver,
 };
 use reconciled::clock::ManualClock;
 use reconciled::domain::{
@@ -186,25 +186,16 @@ pub(crate) fn settings(chain: &impl TestChain, urls: &[Url]) -> ChainSettings {
         .zip('a'..)
         .map(|(url, name)| EndpointSettings::new(&name.to_string(), url.clone()));
     ChainSettings {
-        chain_id: chain.chain_id(),
-        endpoints: named.collect(),
         block_time: Duration::from_secs(1),
-        head_age_max: Duration::from_secs(60),
-        head_lag_max: Duration::from_secs(20),
         log_lookback: Duration::from_secs(5),
         log_range_max: 1_000,
         batch_max: 250,
-        read_safe: false,
-        foreign_block_number: false,
-        multicall3: MULTICALL3,
         permit2: Permit2Settings {
             upto_facilitators: vec![chain.facilitator()],
             ..Permit2Settings::default()
         },
         request_timeout: Duration::from_secs(20),
-        hedge_after: Duration::from_secs(2),
-        known_used: Vec::new(),
-        learn_known_used: true,
+        ..ChainSettings::new(chain.chain_id(), named.collect())
     }
 }
 
