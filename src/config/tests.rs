@@ -1,6 +1,7 @@
 //! Bad configuration is refused with the key's name; the sample file is a configuration.
 
 use super::*;
+use crate::worker::ScanStart;
 
 const SAMPLE: &str = include_str!("../../deploy/reconciled.example.toml");
 
