@@ -10,7 +10,6 @@
 use std::time::Duration;
 
 use super::Grid;
-use crate::domain::{BlockTime, Timestamp};
 
 /// Settle latencies of one rail and chain, on a grid.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,7 +21,6 @@ pub struct LatencyCounts {
     open: Vec<f64>,
     late: f64,
     never: f64,
-    clamped: f64,
 }
 
 /// What one bin holds.
@@ -46,23 +44,12 @@ impl LatencyCounts {
             open: vec![0.0; grid.bins() + 1],
             late: 0.0,
             never: 0.0,
-            clamped: 0.0,
         }
     }
 
     /// The grid.
     pub fn grid(&self) -> Grid {
         self.grid
-    }
-
-    /// A payment that settled in the block at `block`. A block before the broadcast means that two clocks
-    /// disagree: the latency counts as zero, and [`Self::clamped`] says how often that was.
-    pub fn add_settled(&mut self, broadcast_at: Timestamp, block: BlockTime, weight: f64) {
-        let block = Timestamp::from(block);
-        if block < broadcast_at {
-            self.clamped += weight_of(weight);
-        }
-        self.add_latency(block.since(broadcast_at), weight);
     }
 
     /// A payment that settled after this long.
@@ -107,11 +94,6 @@ impl LatencyCounts {
         self.never += weight_of(weight);
     }
 
-    /// Samples whose block time was before their broadcast, as stored; they are in bin 0 already.
-    pub fn add_clamped(&mut self, weight: f64) {
-        self.clamped += weight_of(weight);
-    }
-
     /// Adds what `other` counted. On another grid, its bins count at their mean latency.
     pub fn merge(&mut self, other: &Self) {
         if self.grid == other.grid {
@@ -133,27 +115,6 @@ impl LatencyCounts {
         }
         self.late += other.late;
         self.never += other.never;
-        self.clamped += other.clamped;
-    }
-
-    /// Makes everything counted weigh `factor` times as much.
-    pub fn scale(&mut self, factor: f64) {
-        let factor = weight_of(factor);
-        for weight in
-            [&mut self.settled, &mut self.latency_secs, &mut self.open].into_iter().flatten()
-        {
-            *weight *= factor;
-        }
-        self.late *= factor;
-        self.never *= factor;
-        self.clamped *= factor;
-    }
-
-    /// Makes what was counted `age` ago weigh less: half as much after each `half_life`.
-    pub fn decay(&mut self, age: Duration, half_life: Duration) {
-        if !half_life.is_zero() {
-            self.scale((-age.as_secs_f64() / half_life.as_secs_f64()).exp2());
-        }
     }
 
     /// Every bin, in order.
@@ -189,11 +150,6 @@ impl LatencyCounts {
     /// The weight of those still open after `whole` bins of their life; the last is "all of them".
     pub fn open_after(&self, whole: usize) -> f64 {
         self.open.get(whole).copied().unwrap_or(0.0)
-    }
-
-    /// The weight of those whose block time was before their broadcast.
-    pub fn clamped(&self) -> f64 {
-        self.clamped
     }
 
     /// The weight of the payments whose end is known: the sample size of a fit.

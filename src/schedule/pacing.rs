@@ -35,12 +35,6 @@ impl Pacing {
         self.onto_tick(jittered)
     }
 
-    /// The most a repeat that is `gap` away can be made later.
-    pub fn shift_max(&self, gap: Duration) -> Duration {
-        gap.mul_f64(self.jitter_share.clamp(0.0, JITTER_SHARE_MAX))
-            + self.tick.min(self.tick_delay_max)
-    }
-
     fn onto_tick(&self, at: Timestamp) -> Timestamp {
         let Ok(tick) = i64::try_from(self.tick.as_millis()) else { return at };
         if tick <= 0 {

@@ -141,12 +141,6 @@ impl Survival {
         self.at(k) - self.at(k + 1)
     }
 
-    /// Of those that have not settled by edge `k`, the share that settles in bin `k`.
-    pub fn hazard(&self, k: usize) -> f64 {
-        let alive = self.at(k);
-        if alive > 0.0 { self.settling_in(k) / alive } else { 0.0 }
-    }
-
     /// The sum, over those settled by edge `i`, of share times latency in seconds.
     pub fn latency_sum(&self, i: usize) -> f64 {
         self.latency_sum[i.min(self.grid.bins())]
@@ -185,8 +179,9 @@ impl Survival {
     }
 
     /// The distribution of those that have not settled by edge `i`; the same when nobody is left.
+    #[cfg(test)]
     #[must_use]
-    pub fn conditioned(&self, i: usize) -> Self {
+    pub(super) fn conditioned(&self, i: usize) -> Self {
         let i = i.min(self.grid.bins());
         let alive = self.at(i);
         if alive <= 0.0 {

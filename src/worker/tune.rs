@@ -205,7 +205,6 @@ impl Measured {
             settled: weight * count.settled as f64,
             latency_secs: weight * count.latency_sum_ms as f64 / 1_000.0,
         });
-        counts.add_clamped(weight * count.clamped as f64);
         self.samples += count.settled;
         self.clamped += count.clamped;
         if key.epoch > epoch_of(now) - SKEW_EPOCHS {

@@ -28,8 +28,8 @@ proptest! {
         let payment = PaymentId::new(id);
         let placed = pacing.place(&payment, now, due);
         prop_assert!(placed >= due);
-        prop_assert!(placed.since(due) <= pacing.shift_max(ms(gap)));
-        prop_assert!(pacing.shift_max(ms(gap)) <= ms(gap).mul_f64(JITTER_SHARE_MAX) + ms(tick_delay_max));
+        let jitter_max = ms(gap).mul_f64(share.min(JITTER_SHARE_MAX));
+        prop_assert!(placed.since(due) <= jitter_max + ms(tick.min(tick_delay_max)));
         prop_assert_eq!(placed, pacing.place(&payment, now, due), "always the same for one payment");
         prop_assert_eq!(Pacing::default().place(&payment, now, due), due);
     }
