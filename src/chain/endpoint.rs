@@ -11,7 +11,7 @@ use super::health::{Diagnosis, Question};
 use super::logs::Width;
 use super::monotone::SeenUsed;
 use super::transport::Transport;
-use super::{ChainSettings, EndpointSettings, RpcObserver};
+use super::{ChainSettings, EndpointSettings, RpcObserver, given_up};
 use crate::clock::Clock;
 use crate::domain::{
     BlockRef, ChainId, EndpointName, Observation, ReadFailure, ReadFailureKind, Timestamp,
@@ -139,9 +139,7 @@ impl Endpoint {
     /// asked where all are asked.
     pub(super) fn was_passed_by(&self, chain: ChainId, waited: Duration) {
         self.memory().passed_by_at = Some(self.clock.now());
-        let detail = format!("the read was given up after {:.1} s", waited.as_secs_f64());
-        let failure = ReadFailure::new(ReadFailureKind::Unreachable, detail);
-        self.report_health(chain, &[Err(failure)]);
+        self.report_health(chain, &[Err(given_up(waited))]);
     }
 
     /// Whether Multicall3 was found absent here not long ago. It is tried again after a while: one node

@@ -316,6 +316,20 @@ fn same_for_all(count: usize, failure: &ReadFailure) -> Outcomes {
     vec![Err(failure.clone()); count]
 }
 
+/// Nobody waits for an answer any longer.
+fn given_up(waited: Duration) -> ReadFailure {
+    let detail = format!("the read was given up after {:.1} s", waited.as_secs_f64());
+    ReadFailure::new(ReadFailureKind::Unreachable, detail)
+}
+
+/// What comes of `read`, if it takes no longer than `within`.
+async fn bounded<T>(
+    within: Duration,
+    read: impl Future<Output = Result<T, ReadFailure>>,
+) -> Result<T, ReadFailure> {
+    tokio::time::timeout(within, read).await.unwrap_or_else(|_| Err(given_up(within)))
+}
+
 /// What comes of `work`, if it is done by `ends_at`.
 async fn by<T>(
     ends_at: Instant,

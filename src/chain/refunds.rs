@@ -19,7 +19,7 @@ use super::heads::Heads;
 use super::logs::{LogFilter, TokenLog};
 use super::multicall::{StateCall, check_chain_id};
 use super::transport::{Call, decode};
-use super::{Chain, ChainSettings, eip3009};
+use super::{Chain, ChainSettings, bounded, eip3009};
 use crate::domain::{
     BlockRef, BlockTime, Consumption, ConsumptionKind, LogRef, NonceUse, OpenRefund, ReadFailure,
     ReadFailureKind, RefundPolicy, RefundReading, RefundSearch, Timestamp,
@@ -59,10 +59,7 @@ impl Chain {
             let first = readings.iter().find_map(|r| r.outcome.as_ref().ok());
             let first = first.map(|search| (search.from_block, search.to_block));
             let search = endpoint.search_refunds(&self.settings, refunds, policy, first, now);
-            let outcome = tokio::time::timeout(share, search).await.unwrap_or_else(|_| {
-                let detail = format!("the search was given up after {:.1} s", share.as_secs_f64());
-                Err(ReadFailure::new(ReadFailureKind::Unreachable, detail))
-            });
+            let outcome = bounded(share, search).await;
             readings.push(RefundReading { endpoint: endpoint.name.clone(), outcome });
             if is_enough(&readings) {
                 break;

@@ -18,7 +18,7 @@ use super::error::CallError;
 use super::logs::{LogFilter, TokenLog};
 use super::permit2::{PermitCall, PermitCalls};
 use super::transport::{Call, decode};
-use super::{Chain, ChainSettings};
+use super::{Chain, ChainSettings, bounded};
 use crate::domain::{
     Amount, Answers, BlockRef, BlockTime, EndpointName, ReadFailure, ReadFailureKind, Receiver,
     ScanAnswer, ScanHead, ScannedTransfer, Transfer,
@@ -29,17 +29,6 @@ const TRANSFERS_MAX: usize = 20_000;
 
 fn bad(detail: String) -> ReadFailure {
     CallError::BadAnswer(detail).into()
-}
-
-/// Runs one read, for so long at most.
-async fn bounded<T>(
-    within: Duration,
-    read: impl Future<Output = Result<T, ReadFailure>>,
-) -> Result<T, ReadFailure> {
-    tokio::time::timeout(within, read).await.unwrap_or_else(|_| {
-        let detail = format!("the read was given up after {:.1} s", within.as_secs_f64());
-        Err(ReadFailure::new(ReadFailureKind::Unreachable, detail))
-    })
 }
 
 impl Chain {
