@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 mod bad_input;
+mod demo;
 mod fates;
 mod key_free;
 mod kills;

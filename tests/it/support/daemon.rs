@@ -18,7 +18,7 @@ use serde_json::Value;
 use super::anvil::http_client;
 
 /// The binary under test.
-const BINARY: &str = env!("CARGO_BIN_EXE_reconciled");
+pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_reconciled");
 
 /// A condition that does not hold after this long fails the test.
 const PATIENCE: Duration = Duration::from_secs(90);
