@@ -183,13 +183,14 @@ async fn a_block_older_than_its_broadcast_counts_as_settled_at_once_and_is_told(
     let bench = Bench::new().await;
     bench.settled("ahead", 107, 110, Some(100)).await;
     bench.settled("right", 100, 110, Some(101)).await;
+    bench.settled("right too", 100, 110, Some(101)).await;
     bench.sampling.sample(&bench.stop).await.unwrap();
     let bins = bench.bins().await;
     assert!(bins.iter().all(|bin| bin.key.bin == 0), "{bins:?}");
     let sum = |f: &dyn Fn(&SampleBin) -> u64| bins.iter().map(f).sum::<u64>();
-    assert_eq!(sum(&|b| b.count.settled), 2);
+    assert_eq!(sum(&|b| b.count.settled), 3);
     assert_eq!(sum(&|b| b.count.clamped), 1);
-    assert_eq!(sum(&|b| b.count.latency_sum_ms), 1_000);
+    assert_eq!(sum(&|b| b.count.latency_sum_ms), 2_000);
     assert_eq!(bench.metric("clock_skew_seconds{chain=\"8453\",rail=\"x402\"}"), "7");
     assert_eq!(bench.metric("clock_skewed_samples_total{chain=\"8453\",rail=\"x402\"}"), "1");
     let measured = bench.measured().await;
