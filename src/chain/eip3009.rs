@@ -7,10 +7,11 @@ use alloy_primitives::{Address, B256, U256};
 use alloy_sol_types::{SolCall, SolEvent, sol};
 
 use super::ChainSettings;
+use super::asked::Asked;
 use super::endpoint::Endpoint;
 use super::logs::{LogFilter, TokenLog};
 use super::multicall::StateCall;
-use super::read::{Asked, Finding, Findings, FoundAt};
+use super::read::{Finding, Findings, FoundAt};
 use crate::domain::{Amount, ConsumptionKind, ReadFailure, ReadFailureKind, SeenTransfer};
 
 sol! {
@@ -235,7 +236,7 @@ mod tests {
     use alloy_primitives::{b256, hex};
 
     use super::*;
-    use crate::chain::read::Keeper;
+    use crate::chain::asked::Keeper;
 
     #[test]
     fn signatures_are_the_ones_tokens_use() {

@@ -4,6 +4,7 @@
 //! [`crate::domain::judge`]'s business. Nothing here can send, either: the transport refuses every
 //! JSON-RPC method that is not on its allow-list (I1).
 
+mod asked;
 mod blocks;
 mod eip3009;
 mod endpoint;
@@ -35,11 +36,11 @@ use crate::domain::{
     ChainId, ConsumptionKind, EndpointName, Evidence, Method, NonceState, Observation, Payment,
     ReadFailure, ReadFailureKind, Reading, Timestamp,
 };
+use asked::Asked;
 use endpoint::Endpoint;
 pub use gate::EndpointLimits;
 pub use health::{Diagnosis, KnownUsed, Sickness};
 pub use permit2::{PERMIT2, Permit2Settings, X402_EXACT_PROXY, X402_UPTO_PROXY};
-use read::Asked;
 use transport::ALLOWED_METHODS;
 
 /// Multicall3's canonical address, the same on every chain that has it.

@@ -12,10 +12,10 @@ use alloy_primitives::{Address, B256};
 use tokio::time::Instant;
 
 use super::Outcomes;
+use super::asked::{Asked, Keeper};
 use super::blocks::{header_by_number, parse_header};
 use super::endpoint::Endpoint;
 use super::heads::Heads;
-use super::read::{Asked, Keeper};
 use crate::domain::{BlockRef, EndpointName, NonceState, ReadFailure, ReadFailureKind, Timestamp};
 
 /// The most authorizations remembered per chain; the oldest are forgotten first.

@@ -11,8 +11,8 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::asked::Asked;
 use super::endpoint::Endpoint;
-use super::read::Asked;
 use super::{Chain, ChainSettings, Outcomes, ask, is_evidence};
 use crate::domain::{Evidence, Reading, Timestamp};
 

@@ -42,8 +42,8 @@ use alloy_primitives::{Address, B256, U256, address};
 use alloy_sol_types::{SolCall, sol};
 
 use super::ChainSettings;
+use super::asked::Asked;
 use super::multicall::StateCall;
-use super::read::Asked;
 pub(super) use calldata::{PermitCall, PermitCalls};
 
 /// Permit2's canonical address, the same on nearly every chain that has it.

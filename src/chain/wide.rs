@@ -11,8 +11,8 @@ use std::time::Duration;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
+use super::asked::Asked;
 use super::heads::Heads;
-use super::read::Asked;
 use super::{Chain, Outcomes, by, same_for_all};
 use crate::domain::{BlockRef, ReadFailure, ReadFailureKind, Timestamp};
 

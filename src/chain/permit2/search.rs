@@ -9,9 +9,10 @@ use super::calldata::{PermitCall, PermitCalls, PermitId, is_settled_event};
 use super::transactions::Receipt;
 use super::{Permit2Settings, position};
 use crate::chain::ChainSettings;
+use crate::chain::asked::Asked;
 use crate::chain::endpoint::Endpoint;
 use crate::chain::logs::{LogFilter, TokenLog};
-use crate::chain::read::{Asked, Finding, Findings, FoundAt};
+use crate::chain::read::{Finding, Findings, FoundAt};
 use crate::domain::{Amount, ConsumptionKind, ReadFailure, ReadFailureKind, SeenTransfer};
 
 sol! {
