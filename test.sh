@@ -6,8 +6,14 @@
 #     ./test.sh prepare          writes .sqlx anew
 #     ./test.sh check-sqlx       whether .sqlx is what `prepare` would write
 #     ./test.sh run COMMAND…     any command, with the servers running
+#
+# Whatever is random goes by one seed, the same every time, so that a failure is about the change at hand.
+# RECONCILED_TEST_SEED=N plays another.
 set -euo pipefail
 cd "$(dirname "$0")"
+
+export RECONCILED_TEST_SEED=${RECONCILED_TEST_SEED:-4240147534}
+export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-$RECONCILED_TEST_SEED}
 
 work=$(mktemp -d)
 postgres_bin=
@@ -111,6 +117,7 @@ step() {
 }
 
 main() {
+    echo "RECONCILED_TEST_SEED=$RECONCILED_TEST_SEED" >&2
     local mode=${1:-all}
     [ $# -gt 0 ] && shift
     case $mode in

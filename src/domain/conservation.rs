@@ -260,7 +260,8 @@ struct OneAccount {
 }
 
 /// Flags by which a person is asked what becomes of a payment's money.
-const MONEY_FLAGS: [FlagKind; 4] = [
+const MONEY_FLAGS: [FlagKind; 5] = [
+    FlagKind::AuthorizationContested,
     FlagKind::PaidByUnknown,
     FlagKind::OrderUnreadable,
     FlagKind::MalformedPayment,

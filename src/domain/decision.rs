@@ -10,10 +10,10 @@ use serde_json::json;
 use super::{
     BlockRef, Consumption, DueTimes, Event, EventKind, Finality, FlagKind, IdentifierStatus,
     Inconclusive, Judged, LatePolicy, NextCheck, Order, OrderChange, OrderStatus, Outcome,
-    PaymentId, PaymentStatus, Phase, Policy, RefundChange, RefundOwed, RefundReason, RefundStatus,
-    Reservation, ReservationStatus, Resolution, Settlement, Sibling, Situation, StockChange,
-    Timestamp, Transfer, TransferChange, Unsettleable, Verdict, WatchChange, flag::causes_gone,
-    refund_nonce,
+    PaymentId, PaymentStatus, Phase, Policy, RawPayment, RefundChange, RefundOwed, RefundReason,
+    RefundStatus, Reservation, ReservationStatus, Resolution, Settlement, Sibling, Situation,
+    StockChange, Timestamp, Transfer, TransferChange, Unsettleable, Verdict, WatchChange,
+    flag::causes_gone, refund_nonce,
 };
 
 /// What changes because of `judged`, given freshly locked rows. The table of DESIGN section 7.
@@ -146,6 +146,11 @@ impl Decision<'_> {
         }
         if let Some(owner) = self.situation.transfer_owner {
             return self.authorization_reused(settlement, owner);
+        }
+        if recorded.is_none()
+            && let Some(other) = self.situation.unreadable_claimant
+        {
+            return self.contested(settlement, other);
         }
         // Final is final: a reader that lags behind takes nothing of it back.
         let recorded = recorded.map(|r| &r.settlement);
@@ -348,6 +353,15 @@ impl Decision<'_> {
             settlement.transfer.tx_hash,
             detail,
         )
+    }
+
+    /// The money may have paid another order already: until that payment can be read it pays none, and is
+    /// owed to nobody (I4).
+    fn contested(&self, settlement: &Settlement, other: &RawPayment) -> Resolution {
+        let problem = other.parse().err().map(|malformed| malformed.to_string());
+        let detail = json!({ "other": other.id, "problem": problem, "settlement": settlement });
+        Resolution { outcome: Outcome::Flagged, ..self.wait_as_recorded() }
+            .flagged(FlagKind::AuthorizationContested, detail)
     }
 
     // ---- Pending, Unsettleable

@@ -31,6 +31,8 @@ column_code! {
         NonceUsedElsewhere = "nonce_used_elsewhere",
         /// One authorization was accepted for two payments, and the transfer pays the other one.
         AuthorizationReused = "authorization_reused",
+        /// Money moved by an authorization that another payment may have too, and that one cannot be read.
+        AuthorizationContested = "authorization_contested",
         /// A transfer vanished in a reorg after the result had been handed over.
         ReorgedAfterDelivery = "reorged_after_delivery",
         /// A transfer vanished in a reorg after its refund had left the hands of this daemon.
@@ -70,6 +72,7 @@ impl FlagKind {
             }
             Self::UnsupportedMethod => Some("the method is read, or need not be any more"),
             Self::InconclusiveAtDeadline => Some("the chain gave a conclusive answer"),
+            Self::AuthorizationContested => Some("the other payment can be read"),
             Self::OrderUnreadable => Some("the order can be read"),
             Self::SettledWithoutTransfer => Some("its transfer was seen"),
             Self::SettledOrderOver => Some("it pays its order, or its refund is recorded"),
@@ -217,6 +220,7 @@ impl After<'_> {
             }
             // A read that proves something, and a payment that is no longer open because of it.
             FlagKind::InconclusiveAtDeadline => over || unread.is_none() && !self.is_open(),
+            FlagKind::AuthorizationContested => self.situation.unreadable_claimant.is_none(),
             FlagKind::OrderUnreadable => self.situation.order.is_some(),
             FlagKind::SettledWithoutTransfer => self.finality().is_some(),
             FlagKind::SettledOrderOver => self.refund().is_some(),

@@ -11,8 +11,8 @@ use serde::Serialize;
 
 use super::decision::unreadable;
 use super::{
-    IdentifierStatus, Judged, MalformedPayment, Order, OrderId, OrderStatus, Payment, PaymentId,
-    PaymentStatus, Policy, RefundChange, RefundStatus, Reservation, ReservationStatus, Resolution,
+    IdentifierStatus, Judged, Order, OrderId, OrderStatus, Payment, PaymentId, PaymentStatus,
+    Policy, RawPayment, RefundChange, RefundStatus, Reservation, ReservationStatus, Resolution,
     Settlement, Sibling, Situation, Sku, StockChange, Timestamp, Transfer, TransferChange, Verdict,
     resolve,
 };
@@ -44,8 +44,8 @@ pub struct Identifier {
 pub struct Ledger {
     /// Every payment being resolved, and every other payment with one of their authorizations.
     pub payments: BTreeMap<PaymentId, Payment>,
-    /// Payments being resolved whose row makes no sense.
-    pub malformed: BTreeMap<PaymentId, MalformedPayment>,
+    /// Rows that make no sense: of those being resolved, and of those that show one of their nonces.
+    pub malformed: BTreeMap<PaymentId, RawPayment>,
     /// Their orders, those that can be read.
     pub orders: BTreeMap<OrderId, Order>,
     /// Every payment of those orders.
@@ -134,6 +134,10 @@ impl Ledger {
                 Verdict::Settled(settlement) => self.transfer_owner(payment, &settlement.transfer),
                 _ => None,
             },
+            unreadable_claimant: self
+                .malformed
+                .values()
+                .find(|row| row.may_have_settled_by(payment)),
             refund: self.refunds.get(&payment.id).copied(),
             sibling_refunds,
         })

@@ -208,6 +208,11 @@ fn hex<T: FromStr>(text: &str) -> Option<T> {
     digits.bytes().all(|b| b.is_ascii_hexdigit()).then(|| digits.parse().ok())?
 }
 
+fn chain_id(text: &str) -> Option<ChainId> {
+    let is_number = text.bytes().all(|b| b.is_ascii_digit());
+    text.parse().ok().filter(|id| is_number && *id > 0).map(ChainId::new)
+}
+
 fn bound(text: &str) -> Option<BlockTime> {
     let secs: Amount = text.parse().ok()?;
     Some(BlockTime::from_secs(secs.get().min(U256::from(u64::MAX)).to::<u64>()))
@@ -223,6 +228,30 @@ fn millis(text: &str) -> Option<Timestamp> {
 }
 
 impl RawPayment {
+    /// Whether the transfer of `payment` may be this row's already: it has the same nonce, and nothing that
+    /// can be read of it says that it names another authorization or has not settled (I4).
+    pub fn may_have_settled_by(&self, payment: &Payment) -> bool {
+        fn allows<T>(
+            column: Option<&str>,
+            parse: impl FnOnce(&str) -> Option<T>,
+            test: impl FnOnce(T) -> bool,
+        ) -> bool {
+            column.and_then(parse).is_none_or(test)
+        }
+        let text = Option::as_deref;
+        let by_permit2 = payment.method == Method::Permit2;
+        text(&self.nonce).and_then(hex::<B256>) == Some(payment.nonce)
+            && allows(text(&self.payer), hex, |payer: Address| payer == payment.payer)
+            && allows(text(&self.chain_id), chain_id, |id| id == payment.chain_id)
+            && allows(text(&self.token), hex, |t: Address| by_permit2 || t == payment.token)
+            && allows(text(&self.method), Method::from_code, |method| {
+                (method == Method::Permit2) == by_permit2
+            })
+            && allows(text(&self.status), PaymentStatus::from_code, |status| {
+                status == PaymentStatus::Settled
+            })
+    }
+
     /// Reads every column, or says which one makes no sense.
     pub fn parse(&self) -> Result<Payment, MalformedPayment> {
         const ADDRESS: &str = "0x and 40 hexadecimal digits";
@@ -249,10 +278,7 @@ impl RawPayment {
                 "chain_id",
                 text(&self.chain_id),
                 "an EIP-155 chain id, at least 1",
-                |t| {
-                    let is_number = t.bytes().all(|b| b.is_ascii_digit());
-                    t.parse().ok().filter(|id| is_number && *id > 0).map(ChainId::new)
-                },
+                chain_id,
             )?,
             token: c.required("token", text(&self.token), ADDRESS, hex::<Address>)?,
             payer: c.required("payer", text(&self.payer), ADDRESS, hex::<Address>)?,

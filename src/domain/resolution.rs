@@ -6,8 +6,8 @@ use serde::Serialize;
 use super::order::column_code;
 use super::{
     Flag, FlagKind, IdentifierStatus, NextCheck, Order, OrderId, OrderStatus, Payment, PaymentId,
-    PaymentStatus, RecordedTransfer, RefundOwed, RefundStatus, Reservation, Settlement, Sibling,
-    Sku,
+    PaymentStatus, RawPayment, RecordedTransfer, RefundOwed, RefundStatus, Reservation, Settlement,
+    Sibling, Sku,
 };
 
 /// Freshly locked rows around one payment.
@@ -27,6 +27,8 @@ pub struct Situation<'a> {
     pub recorded: Option<&'a RecordedTransfer>,
     /// Who else has the transfer the verdict speaks of, if somebody has.
     pub transfer_owner: Option<&'a PaymentId>,
+    /// Another row that may have had the payment's transfer, and that nobody can read.
+    pub unreadable_claimant: Option<&'a RawPayment>,
     /// This payment's refund record.
     pub refund: Option<RefundStatus>,
     /// The refund records of the order's other payments.

@@ -667,13 +667,15 @@ impl Shop {
         let db = &self.db;
         let checked: Vec<&Payment> =
             reads.iter().map(|r| &db.payments[&r.judged.payment_id]).collect();
-        let readable = |p: &Payment| !self.malformed.contains(&p.id);
-        let payments: BTreeMap<PaymentId, Payment> = db
+        let claimants: Vec<&Payment> = db
             .payments
-            .iter()
-            .filter(|(_, p)| readable(p) && checked.iter().any(|c| c.same_authorization(p)))
-            .map(|(id, p)| (id.clone(), p.clone()))
+            .values()
+            .filter(|p| checked.iter().any(|c| c.same_authorization(p)))
             .collect();
+        let (malformed, readable): (Vec<&Payment>, Vec<&Payment>) =
+            claimants.into_iter().partition(|p| self.malformed.contains(&p.id));
+        let payments: BTreeMap<PaymentId, Payment> =
+            readable.into_iter().map(|p| (p.id.clone(), p.clone())).collect();
         let of_checked = |order: &OrderId| checked.iter().any(|c| c.order_id == *order);
         let siblings: BTreeMap<PaymentId, Sibling> = db
             .siblings
@@ -688,7 +690,7 @@ impl Shop {
             })
         };
         Ledger {
-            malformed: BTreeMap::new(),
+            malformed: malformed.into_iter().map(|p| (p.id.clone(), without_amount(p))).collect(),
             orders: clone_if(&db.orders, |o| of_checked(&o.id)),
             reservations: clone_if(&db.reservations, |r| of_checked(&r.order_id)),
             stock: db.stock.clone(),

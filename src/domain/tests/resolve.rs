@@ -155,6 +155,68 @@ fn money_for_an_order_nobody_can_read_is_recorded_and_flagged() {
 }
 
 #[test]
+fn money_that_may_have_paid_for_a_payment_nobody_can_read_pays_and_is_owed_only_once_that_is_known()
+{
+    let other =
+        Payment { order_id: OrderId::from("other"), ..with_status(p1(), PaymentStatus::Settled) };
+    let claimant = Payment { payer: p2().payer, nonce: p2().nonce, ..other };
+    for status in [O::Paying, O::Failed] {
+        // I4: one transfer would pay two orders, or pay one and be owed back.
+        let mut ledger = Ledger::of(&[p2()], &[order("o", status, None)]);
+        ledger.malformed.insert(claimant.id.clone(), without_amount(&claimant));
+        let before = ledger.told();
+        let resolution = ledger.apply("p2", settled(&p2(), 9, Final), &default());
+        assert_eq!(flags(&resolution), ["authorization_contested"]);
+        assert_ne!(resolution.watch.next.phase, Phase::Closed);
+        assert_eq!(ledger.told(), before);
+        assert!(ledger.transfers.is_empty());
+
+        // Mended, the row has it.
+        ledger.malformed.clear();
+        ledger.payments.insert(claimant.id.clone(), claimant.clone());
+        let resolution = ledger.apply("p2", settled(&p2(), 9, Final), &default());
+        assert_eq!(flags(&resolution), ["authorization_reused"]);
+        assert!(resolution.close_flags.contains(&FlagKind::AuthorizationContested));
+    }
+}
+
+#[test]
+fn a_row_nobody_can_read_holds_up_nothing_it_cannot_have_had() {
+    let p2 = p2();
+    let settled_row = |edit: fn(&mut RawPayment)| {
+        let mut row = without_amount(&Payment {
+            payer: p2.payer,
+            nonce: p2.nonce,
+            ..with_status(p1(), PaymentStatus::Settled)
+        });
+        edit(&mut row);
+        row
+    };
+    let cases: [(fn(&mut RawPayment), bool); 12] = [
+        (|_| {}, false),
+        (|row| row.status = None, false),
+        (|row| row.status = Some("paid?".to_owned()), false),
+        (|row| row.payer = None, false),
+        (|row| row.token = Some("0x".to_owned()), false),
+        (|row| row.chain_id = Some("-1".to_owned()), false),
+        (|row| row.status = Some("unknown".to_owned()), true),
+        (|row| row.status = Some("failed".to_owned()), true),
+        (|row| row.payer = Some(format!("0x{}", "11".repeat(20))), true),
+        (|row| row.chain_id = Some("1".to_owned()), true),
+        (|row| row.method = Some("permit2".to_owned()), true),
+        // Rows of one batch that show no nonce at all.
+        (|row| row.nonce = None, true),
+    ];
+    for (edit, pays) in cases {
+        let row = settled_row(edit);
+        let mut ledger = Ledger::of(std::slice::from_ref(&p2), &[order("o", O::Paying, None)]);
+        ledger.malformed.insert(p1().id, row.clone());
+        let resolution = ledger.apply("p2", settled(&p2, 9, Final), &default());
+        assert_eq!(resolution.outcome == Outcome::Paid, pays, "{row:?}");
+    }
+}
+
+#[test]
 fn money_for_an_order_paid_by_nobody_knows_whom_is_flagged_and_the_buyer_answered() {
     let mut ledger = Ledger::of(&[p1()], &[order("o", O::Paid, None)])
         .with_identifier("p1", IdentifierStatus::InFlight);
@@ -304,9 +366,13 @@ fn inconclusive_never_fails_a_payment_and_flags_it_at_the_deadline() {
 #[test]
 fn a_sibling_that_may_still_pay_keeps_the_order_and_its_stock() {
     use PaymentStatus as P;
-    for status in
-        [Some(P::Unknown), Some(P::Settling), Some(P::SettleFailed), Some(P::Settled), None]
-    {
+    for status in [
+        Some(P::Unknown),
+        Some(P::Settling),
+        Some(P::SettleFailed),
+        Some(PaymentStatus::Settled),
+        None,
+    ] {
         let mut ledger = Ledger::of(&[p1(), p2()], &[order("o", O::Paying, None)])
             .with_reservation("o", "mug", 1, Held);
         ledger.siblings.get_mut(&p2().id).unwrap().status = status;

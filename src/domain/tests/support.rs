@@ -250,6 +250,29 @@ impl Ledger {
     }
 }
 
+/// The payment's row, with an amount that nobody can read.
+pub(super) fn without_amount(payment: &Payment) -> RawPayment {
+    let text = |value: &dyn ToString| Some(value.to_string());
+    RawPayment {
+        id: payment.id.to_string(),
+        order_id: text(&payment.order_id),
+        rail: text(&payment.rail),
+        method: text(&payment.method),
+        chain_id: text(&payment.chain_id),
+        token: text(&payment.token),
+        payer: text(&payment.payer),
+        pay_to: text(&payment.pay_to),
+        amount: None,
+        nonce: text(&payment.nonce),
+        valid_after: None,
+        valid_before: text(&payment.valid_before.as_secs()),
+        tx_hash: None,
+        status: text(&payment.status),
+        created_at: text(&payment.created_at.as_millis()),
+        broadcast_at: None,
+    }
+}
+
 pub(super) fn flags(resolution: &Resolution) -> Vec<&'static str> {
     resolution.flags.iter().map(|f| f.kind.code()).collect()
 }

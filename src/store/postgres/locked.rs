@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use sqlx::PgConnection;
 
 use super::apply::ApplyError;
-use super::rows::{hex, parse_payment, select_payments, texts};
+use super::rows::{hex, select_payments, texts};
 use crate::domain::{
-    Identifier, IdentifierStatus, Judged, Ledger, OrderId, Payment, PaymentId, PaymentStatus,
-    RefundStatus, Sibling, Sku, Transfer, Verdict,
+    Identifier, IdentifierStatus, Judged, Ledger, OrderId, PaymentId, PaymentStatus, RefundStatus,
+    Sibling, Sku, Transfer, Verdict,
 };
 use crate::store::row::{RawOrder, RawReservation, RawTransfer, coded, column_number};
 use crate::store::{Lease, OptionalTables};
@@ -105,7 +105,8 @@ async fn lock_payments(
     let rows: BTreeMap<&str, _> = rows.iter().map(|row| (row.id.as_str(), row)).collect();
     for judged in batch {
         let id = &judged.payment_id;
-        match parse_payment(id, rows.get(id.as_str()).copied()) {
+        let Some(row) = rows.get(id.as_str()) else { continue };
+        match row.parse() {
             Ok(payment) if !order_ids.iter().any(|o| o == payment.order_id.as_str()) => {
                 // Moved to another order between two statements: that one is not locked.
                 return Err(ApplyError::Moved);
@@ -113,8 +114,8 @@ async fn lock_payments(
             Ok(payment) => {
                 ledger.payments.insert(id.clone(), payment);
             }
-            Err(malformed) => {
-                ledger.malformed.insert(id.clone(), malformed);
+            Err(_) => {
+                ledger.malformed.insert(id.clone(), (*row).clone());
             }
         }
     }
@@ -219,9 +220,16 @@ async fn read_claimants(
     )
     .fetch_all(connection)
     .await?;
-    // A claimant that cannot be parsed claims nothing that could be compared.
-    let claimants: Vec<Payment> = rows.iter().filter_map(|row| row.parse().ok()).collect();
-    ledger.payments.extend(claimants.into_iter().map(|p| (p.id.clone(), p)));
+    for row in rows {
+        match row.parse() {
+            Ok(payment) => {
+                ledger.payments.insert(payment.id.clone(), payment);
+            }
+            Err(malformed) => {
+                ledger.malformed.insert(malformed.payment_id, row);
+            }
+        }
+    }
     Ok(())
 }
 

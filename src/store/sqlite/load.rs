@@ -10,7 +10,7 @@ use crate::domain::{
     Identifier, IdentifierStatus, Judged, Ledger, Order, OrderId, PaymentId, PaymentStatus,
     RawPayment, RefundStatus, Sibling, Sku, Verdict,
 };
-use crate::store::row::{RawOrder, RawReservation, RawTransfer, coded, payment_is_gone};
+use crate::store::row::{RawOrder, RawReservation, RawTransfer, coded};
 use crate::store::{OptionalTables, StoreError};
 
 const OPERATION: &str = "to read the rows of a batch";
@@ -107,7 +107,7 @@ pub(super) async fn ledger(
 ) -> Result<Ledger, StoreError> {
     let mut ledger = Ledger::default();
     let ids = id_list(batch.iter().map(|judged| judged.payment_id.as_str()));
-    payments(conn, &mut ledger, batch, &ids).await?;
+    payments(conn, &mut ledger, &ids).await?;
     let orders: BTreeSet<&OrderId> = ledger.payments.values().map(|p| &p.order_id).collect();
     let order_ids = id_list(orders.into_iter().map(OrderId::as_str));
     claimants(conn, &mut ledger).await?;
@@ -126,7 +126,6 @@ pub(super) async fn ledger(
 async fn payments(
     conn: &mut SqliteConnection,
     ledger: &mut Ledger,
-    batch: &[Judged],
     ids: &str,
 ) -> Result<(), StoreError> {
     for raw in raw_payments(conn, ids).await? {
@@ -135,28 +134,26 @@ async fn payments(
                 ledger.payments.insert(payment.id.clone(), payment);
             }
             Err(malformed) => {
-                ledger.malformed.insert(malformed.payment_id.clone(), malformed);
+                ledger.malformed.insert(malformed.payment_id, raw);
             }
-        }
-    }
-    for judged in batch {
-        let id = &judged.payment_id;
-        if !ledger.payments.contains_key(id) && !ledger.malformed.contains_key(id) {
-            ledger.malformed.insert(id.clone(), payment_is_gone(id.as_str()));
         }
     }
     Ok(())
 }
 
-/// Other payments with one of the batch's authorizations. One that makes no sense claims nothing.
+/// Other payments with one of the batch's authorizations, and rows with its nonce that make no sense.
 async fn claimants(conn: &mut SqliteConnection, ledger: &mut Ledger) -> Result<(), StoreError> {
     let nonces: Vec<String> = ledger.payments.values().map(|p| p.nonce.to_string()).collect();
     let list = id_list(nonces.iter().map(String::as_str));
     for raw in raw_payments_by_nonce(conn, &list).await? {
-        if let Ok(payment) = raw.parse()
-            && ledger.payments.values().any(|p| p.same_authorization(&payment))
-        {
-            ledger.payments.entry(payment.id.clone()).or_insert(payment);
+        match raw.parse() {
+            Ok(payment) if ledger.payments.values().any(|p| p.same_authorization(&payment)) => {
+                ledger.payments.entry(payment.id.clone()).or_insert(payment);
+            }
+            Ok(_) => {}
+            Err(malformed) => {
+                ledger.malformed.insert(malformed.payment_id, raw);
+            }
         }
     }
     Ok(())

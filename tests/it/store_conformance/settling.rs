@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use reconciled::domain::{
-    Finality, FlagKind, LatePolicy, Outcome, PaymentId, Phase, Policy, RawPayment, RefundReason,
-    Settlement, Transfer, Verdict, refund_nonce,
+    Finality, FlagKind, Inconclusive, LatePolicy, Outcome, PaymentId, Phase, Policy, RawPayment,
+    RefundReason, Settlement, Transfer, Verdict, refund_nonce,
 };
 use reconciled::sim::gateway::{NewOrder, OrderUpdate};
 
@@ -25,6 +25,7 @@ for_each_backend!(
     money_for_work_that_failed_is_owed_back,
     one_authorization_pays_one_order,
     the_payment_created_first_has_the_transfer_they_both_claim,
+    a_transfer_that_a_row_nobody_can_read_may_have_had_pays_nobody_yet,
     a_transfer_that_a_reorg_moved_still_is_whose_it_was,
     a_recorded_transfer_stays_taken_when_its_payment_s_row_is_gone,
     of_two_payments_in_one_batch_the_first_on_chain_pays,
@@ -260,6 +261,38 @@ async fn the_payment_created_first_has_the_transfer_they_both_claim(db: &TestDb)
     assert_eq!(db.apply("z earlier", settled("p")).await.outcome, Outcome::Paid);
     assert_eq!(db.order_status("o").await, ("paid".to_owned(), Some("z earlier".to_owned())));
     assert_eq!(db.order_status("q").await.0, "failed");
+}
+
+/// I4. The gateway settled one payment and its row was spoiled since; another comes with its authorization.
+async fn a_transfer_that_a_row_nobody_can_read_may_have_had_pays_nobody_yet(db: &TestDb) {
+    for (id, hides) in [("alone", false), ("together", true)] {
+        let (order, first) = (format!("o {id}"), format!("first {id}"));
+        db.order(&order).await;
+        let spoiled = RawPayment {
+            id: first.clone(),
+            status: Some("settled".to_owned()),
+            rail: Some("nonsense".to_owned()),
+            ..payment(id, "elsewhere")
+        };
+        db.gateway.insert_payment(&spoiled).await.unwrap();
+        db.payment(id, &order).await;
+        let mut batch = vec![judged(id, settled(id))];
+        if hides {
+            let unread = Verdict::Inconclusive(Inconclusive::MalformedPayment);
+            batch.push(judged(&first, unread));
+        }
+        let applied = db.apply_at(at(30), &Policy::default(), batch).await;
+        assert_eq!(outcome(&applied, id), Outcome::Flagged);
+        assert!(db.flags().await.contains(&format!("authorization_contested:{id}")));
+        assert_eq!(db.order_status(&order).await.0, "paying");
+        assert!(db.gateway.transfers().await.unwrap().is_empty());
+
+        let sql = format!("UPDATE payments SET rail = 'x402' WHERE id = '{first}'");
+        db.gateway.execute(&sql, &[]).await.unwrap();
+        assert_eq!(db.apply(id, settled(id)).await.outcome, Outcome::AuthorizationReused);
+        assert!(!db.flags().await.contains(&format!("authorization_contested:{id}")));
+        assert_eq!(db.order_status(&order).await.0, "failed");
+    }
 }
 
 /// I4: one authorization pays one order also while its transfer is on the move, and only the rival is
