@@ -11,9 +11,9 @@ use super::{
     BlockRef, Consumption, DueTimes, Event, EventKind, Finality, FlagKind, IdentifierStatus,
     Inconclusive, Judged, LatePolicy, NextCheck, Order, OrderChange, OrderStatus, Outcome,
     PaymentId, PaymentStatus, Phase, Policy, RawPayment, RefundChange, RefundOwed, RefundReason,
-    RefundStatus, Reservation, ReservationStatus, Resolution, Settlement, Sibling, Situation,
-    StockChange, Timestamp, Transfer, TransferChange, Unsettleable, Verdict, WatchChange,
-    flag::causes_gone, refund_nonce,
+    RefundStatus, Reservation, ReservationStatus, Resolution, Settlement, Situation, StockChange,
+    Timestamp, Transfer, TransferChange, Unsettleable, Verdict, WatchChange, flag::causes_gone,
+    refund_nonce,
 };
 
 /// What changes because of `judged`, given freshly locked rows. The table of DESIGN section 7.
@@ -174,13 +174,7 @@ impl Decision<'_> {
                 json!({ "order": payment.order_id, "settlement": settlement }),
             );
         };
-        let refund_stands = match self.situation.refund {
-            None => false,
-            // Void because a reorg took the transfer, or because a person called it off? A reorg takes
-            // the record along.
-            Some(RefundStatus::Void) => recorded.is_some(),
-            Some(_) => true,
-        };
+        let refund_stands = self.situation.refund_stands;
         if refund_stands || self.order_is_paid_by_this() {
             resolution.outcome = Outcome::Confirmed;
         }
@@ -521,17 +515,14 @@ impl Decision<'_> {
         resolution
     }
 
-    /// Whether another payment may still pay the order, or already does. One whose money is owed back
+    /// Whether another payment may still pay the order, or already does. One whose money was owed back
     /// does not; nor does one that failed, whatever `paid_by` says of it.
     fn may_be_paid_otherwise(&self, order: &Order) -> bool {
-        let Situation { payment, ref siblings, ref sibling_refunds, .. } = *self.situation;
-        let is_owed_back = |sibling: &Sibling| {
-            sibling_refunds.iter().any(|(id, s)| **id == sibling.id && *s != RefundStatus::Void)
-        };
+        let Situation { payment, ref siblings, ref owed_back, .. } = *self.situation;
         let is_named = order.paid_by.as_ref().is_some_and(|by| {
             *by != payment.id && !siblings.iter().any(|sibling| sibling.id == *by)
         });
-        is_named || siblings.iter().any(|s| s.keeps_order_alive() && !is_owed_back(s))
+        is_named || siblings.iter().any(|s| s.keeps_order_alive() && !owed_back.contains(&&s.id))
     }
 
     /// A reorg took the recorded transfer away: back to unknown, and everything that hung on it.

@@ -56,7 +56,8 @@ pub struct Ledger {
     pub stock: BTreeMap<Sku, i64>,
     /// The payments' identifiers.
     pub identifiers: BTreeMap<String, Identifier>,
-    /// Canonical transfers recorded for those payments, or with the logs the verdicts speak of.
+    /// Canonical transfers recorded for those payments and their orders' other payments, or with the logs
+    /// the verdicts speak of.
     pub transfers: Vec<RecordedTransfer>,
     /// The refund records of those payments, and of their orders' other payments.
     pub refunds: BTreeMap<PaymentId, RefundStatus>,
@@ -116,8 +117,8 @@ impl Ledger {
             .values()
             .filter(|s| s.order_id == payment.order_id && s.id != payment.id)
             .collect();
-        let sibling_refunds =
-            siblings.iter().filter_map(|s| Some((&s.id, *self.refunds.get(&s.id)?))).collect();
+        let owed_back =
+            siblings.iter().map(|s| &s.id).filter(|id| self.refund_stands(id)).collect();
         Some(Situation {
             payment,
             order: self.orders.get(&payment.order_id),
@@ -129,7 +130,7 @@ impl Ledger {
                 .filter(|(sku, _)| skus.contains(sku))
                 .map(|(s, n)| (s, *n))
                 .collect(),
-            recorded: self.transfers.iter().find(|t| t.payment_id == payment.id),
+            recorded: self.recorded(&payment.id),
             transfer_owner: match &judged.verdict {
                 Verdict::Settled(settlement) => self.transfer_owner(payment, &settlement.transfer),
                 _ => None,
@@ -139,8 +140,24 @@ impl Ledger {
                 .values()
                 .find(|row| row.may_have_settled_by(payment)),
             refund: self.refunds.get(&payment.id).copied(),
-            sibling_refunds,
+            refund_stands: self.refund_stands(&payment.id),
+            owed_back,
         })
+    }
+
+    fn recorded(&self, payment_id: &PaymentId) -> Option<&RecordedTransfer> {
+        self.transfers.iter().find(|t| t.payment_id == *payment_id)
+    }
+
+    /// Whether a payment's money was owed back, and so never pays an order (I4). One that is void was
+    /// called off by a person, who decided about the money; unless a reorg took the transfer, which takes
+    /// the record of it along.
+    fn refund_stands(&self, payment_id: &PaymentId) -> bool {
+        match self.refunds.get(payment_id) {
+            None => false,
+            Some(RefundStatus::Void) => self.recorded(payment_id).is_some(),
+            Some(_) => true,
+        }
     }
 
     /// Who else has this transfer: whoever it is recorded for; else, of the payments it fits, one that
@@ -160,7 +177,7 @@ impl Ledger {
         {
             return (recorded.payment_id != payment.id).then_some(&recorded.payment_id);
         }
-        let has_record = |p: &Payment| self.transfers.iter().any(|t| t.payment_id == p.id);
+        let has_record = |p: &Payment| self.recorded(&p.id).is_some();
         self.payments
             .values()
             .filter(|p| p.same_authorization(payment) && p.amount == payment.amount)

@@ -31,8 +31,10 @@ pub struct Situation<'a> {
     pub unreadable_claimant: Option<&'a RawPayment>,
     /// This payment's refund record.
     pub refund: Option<RefundStatus>,
-    /// The refund records of the order's other payments.
-    pub sibling_refunds: Vec<(&'a PaymentId, RefundStatus)>,
+    /// Whether its money was owed back, and so never pays an order.
+    pub refund_stands: bool,
+    /// The order's other payments whose money was.
+    pub owed_back: Vec<&'a PaymentId>,
 }
 
 column_code! {

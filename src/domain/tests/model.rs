@@ -699,7 +699,9 @@ impl Shop {
                 .transfers
                 .iter()
                 .filter(|t| {
-                    payments.contains_key(&t.payment_id) || is_spoken_of(&t.settlement.transfer)
+                    payments.contains_key(&t.payment_id)
+                        || siblings.contains_key(&t.payment_id)
+                        || is_spoken_of(&t.settlement.transfer)
                 })
                 .cloned()
                 .collect(),

@@ -183,7 +183,8 @@ fn money_that_may_have_paid_for_a_payment_nobody_can_read_pays_and_is_owed_only_
 #[test]
 fn a_row_nobody_can_read_holds_up_nothing_it_cannot_have_had() {
     let p2 = p2();
-    let settled_row = |edit: fn(&mut RawPayment)| {
+    type Edit = fn(&mut RawPayment);
+    let settled_row = |edit: Edit| {
         let mut row = without_amount(&Payment {
             payer: p2.payer,
             nonce: p2.nonce,
@@ -192,7 +193,7 @@ fn a_row_nobody_can_read_holds_up_nothing_it_cannot_have_had() {
         edit(&mut row);
         row
     };
-    let cases: [(fn(&mut RawPayment), bool); 12] = [
+    let cases: [(Edit, bool); 12] = [
         (|_| {}, false),
         (|row| row.status = None, false),
         (|row| row.status = Some("paid?".to_owned()), false),
@@ -605,6 +606,27 @@ fn a_refund_that_a_person_called_off_stays_called_off() {
         assert_eq!(resolution.refund, RefundChange::Keep, "{status}");
         assert_eq!(ledger.orders, before);
     }
+}
+
+#[test]
+fn an_order_fails_though_a_sibling_settled_whose_refund_a_person_called_off() {
+    // I5: nobody else can pay it, and it would hold its stock for ever.
+    let rows = [with_status(p1(), PaymentStatus::Settled), p2()];
+    let ledger = Ledger::of(&rows, &[order("o", O::Paying, None)])
+        .with_stock("mug", Some(0))
+        .with_reservation("o", "mug", 1, Held)
+        .with_refund("p1", RefundStatus::Void);
+    let mut called_off = ledger.clone().with_record(&p1(), 9, Final);
+    called_off.apply("p2", unsettleable(Unsettleable::Expired, DEADLINE_BLOCK), &default());
+    assert_eq!(
+        called_off.told(),
+        "p1=settled, p2=failed, o=failed, r0=released, mug=1, refund p1=void"
+    );
+
+    // Void because a reorg took the transfer: it can land again and pay.
+    let mut reorged = ledger;
+    reorged.apply("p2", unsettleable(Unsettleable::Expired, DEADLINE_BLOCK), &default());
+    assert!(reorged.told().contains("p2=failed, o=paying, r0=held"), "{}", reorged.told());
 }
 
 #[test]

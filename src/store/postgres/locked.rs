@@ -233,8 +233,8 @@ async fn read_claimants(
     Ok(())
 }
 
-/// Live transfers recorded for these payments and for those that claim the same authorizations, or
-/// with the logs that the verdicts speak of.
+/// Live transfers recorded for these payments, for those that claim the same authorizations and for their
+/// orders' other payments, or with the logs that the verdicts speak of.
 async fn read_transfers(
     connection: &mut PgConnection,
     ledger: &mut Ledger,
@@ -272,7 +272,7 @@ async fn read_transfers(
                ON t.chain_id = l.chain_id AND t.block_hash = l.block_hash
                   AND t.tx_hash = l.tx_hash AND t.log_index = l.log_index
             WHERE t.orphaned_at IS NULL AND t.payment_id IS NOT NULL"#,
-        &texts(ledger.payments.keys()),
+        &texts(with_siblings(ledger)),
         &chains,
         &blocks,
         &transactions,
@@ -286,19 +286,22 @@ async fn read_transfers(
     Ok(())
 }
 
+fn with_siblings(ledger: &Ledger) -> BTreeSet<&PaymentId> {
+    ledger.payments.keys().chain(ledger.siblings.keys()).collect()
+}
+
 /// The refund records of these payments and of their orders' other payments: locked, because a batch
 /// that pays refunds may be claiming one right now.
 async fn lock_refunds(
     connection: &mut PgConnection,
     ledger: &mut Ledger,
 ) -> Result<(), ApplyError> {
-    let ids: BTreeSet<&PaymentId> = ledger.payments.keys().chain(ledger.siblings.keys()).collect();
     let rows = sqlx::query!(
         "SELECT payment_id, status FROM reconciled.refunds_owed
           WHERE payment_id = ANY($1::text[])
           ORDER BY payment_id
             FOR UPDATE",
-        &texts(ids),
+        &texts(with_siblings(ledger)),
     )
     .fetch_all(connection)
     .await?;

@@ -264,14 +264,14 @@ async fn identifiers(
     Ok(())
 }
 
-/// What is recorded for these payments and for those that claim the same authorizations, and whatever
-/// is recorded of the transactions that the verdicts speak of.
+/// What is recorded for these payments, for those that claim the same authorizations and for their orders'
+/// other payments, and whatever is recorded of the transactions that the verdicts speak of.
 async fn transfers(
     conn: &mut SqliteConnection,
     ledger: &mut Ledger,
     batch: &[Judged],
 ) -> Result<(), StoreError> {
-    let ids = id_list(ledger.payments.keys().map(PaymentId::as_str));
+    let ids = ids_with_siblings(ledger);
     let hashes: Vec<String> = batch
         .iter()
         .filter_map(|judged| match &judged.verdict {
@@ -319,11 +319,14 @@ async fn transfers(
     Ok(())
 }
 
+fn ids_with_siblings(ledger: &Ledger) -> String {
+    let ids: BTreeSet<&PaymentId> = ledger.payments.keys().chain(ledger.siblings.keys()).collect();
+    id_list(ids.into_iter().map(PaymentId::as_str))
+}
+
 /// The refund records of these payments and of their orders' other payments.
 async fn refunds(conn: &mut SqliteConnection, ledger: &mut Ledger) -> Result<(), StoreError> {
-    let payments: BTreeSet<&PaymentId> =
-        ledger.payments.keys().chain(ledger.siblings.keys()).collect();
-    let ids = id_list(payments.into_iter().map(PaymentId::as_str));
+    let ids = ids_with_siblings(ledger);
     let statement = "
         SELECT payment_id, status FROM reconciled_refunds_owed
         WHERE payment_id IN (SELECT value FROM json_each(?))";

@@ -5,10 +5,14 @@ use reconciled::domain::{
 };
 use reconciled::sim::gateway::OrderUpdate;
 
-use super::harness::{TestDb, at, judged, pending, settled_in, tentative, transfer, tx_hash};
+use super::harness::{
+    TestDb, at, expired, hours, judged, outcome, pending, settled, settled_in, tentative, transfer,
+    tx_hash,
+};
 
 for_each_backend!(
     a_vanished_transfer_opens_everything_again,
+    an_order_fails_though_a_payment_settled_whose_refund_was_called_off,
     what_was_reopened_can_be_paid_again_by_the_same_log_in_another_block,
     a_transfer_that_moved_to_another_block_is_recorded_once,
     transfers_of_one_transaction_may_change_places,
@@ -43,6 +47,23 @@ async fn a_vanished_transfer_opens_everything_again(db: &TestDb) {
         db.value("SELECT outcome FROM {retry_outcomes}").await.as_deref(),
         Some("in_flight")
     );
+}
+
+/// I5. `a` is owed back as a duplicate, and a person calls that off; then a reorg takes away what paid.
+async fn an_order_fails_though_a_payment_settled_whose_refund_was_called_off(db: &TestDb) {
+    db.order_with_stock("o", "sku").await;
+    db.payment("b", "o").await;
+    db.payment("a", "o").await;
+    db.apply("b", tentative("b")).await;
+    assert_eq!(db.apply("a", settled("a")).await.refund, Some(RefundReason::Duplicate));
+    db.gateway.execute("UPDATE {refunds_owed} SET status = 'void'", &[]).await.unwrap();
+    assert_eq!(db.apply("b", pending(40)).await.outcome, Outcome::Reopened);
+    assert_eq!(db.order_status("o").await.0, "paying");
+    let batch = vec![judged("b", expired(hours(24)))];
+    let applied = db.apply_at(at(hours(24)), &Policy::default(), batch).await;
+    assert_eq!(outcome(&applied, "b"), Outcome::Failed);
+    assert_eq!(db.order_status("o").await, ("failed".to_owned(), None));
+    assert_eq!(db.reservation("o/sku").await, "released");
 }
 
 async fn what_was_reopened_can_be_paid_again_by_the_same_log_in_another_block(db: &TestDb) {
