@@ -48,7 +48,7 @@ impl FitSettings {
             conditions: Conditions {
                 found_at: Duration::ZERO,
                 visible_after: super::PROPAGATION,
-                ending: Ending { delay_secs: 450.0, reads: 1.0 },
+                ending: Ending { delay_secs: 300.0, reads: 1.0 },
             },
             prior: Prior::for_block_time(block_time),
         }
@@ -97,6 +97,8 @@ impl FitSettings {
 }
 
 const PRICE_MAX: f64 = 1e6;
+/// Where the search for a price of a read ends: no reads are saved above it.
+const READ_PRICE_MAX: f64 = PRICE_MAX * PRICE_MAX;
 
 /// A setting that makes no sense.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -126,6 +128,9 @@ pub struct Fitted {
     pub prices: Prices,
     /// What a payment has to expect.
     pub expected: Expected,
+    /// The budget, where no schedule that `gap_max` and `repeat_for` allow keeps it: then this is one of
+    /// those with the fewest reads.
+    pub unmet_budget: Option<f64>,
 }
 
 /// Steps of a search for a price, and how near is near enough: the first suffice for the second.
@@ -139,12 +144,15 @@ pub fn fit(counts: &LatencyCounts, settings: &FitSettings) -> Result<Fitted, Set
     let survival = Survival::estimate(counts, &settings.prior);
     let at = |prices: Prices| best_at(&survival, settings, prices);
     let allowed = |(schedule, _): &(Schedule, Expected)| schedule.repeats_max() <= REPEATS_MAX;
+    let mut unmet_budget = None;
     let (prices, (schedule, expected)) = match settings.objective {
         Objective::Prices(prices) => cheapest_read(prices, at, allowed),
         Objective::Budget { reads } => {
-            cheapest_read(Prices { read: 1.0 / PRICE_MAX, delay_second: 1.0 }, at, |found| {
-                allowed(found) && found.1.reads <= reads
-            })
+            let lowest = Prices { read: 1.0 / PRICE_MAX, delay_second: 1.0 };
+            let fewest = at(Prices { read: READ_PRICE_MAX, ..lowest }).1.reads;
+            unmet_budget = (fewest > reads).then_some(reads);
+            // The lowest price that gets as few reads as there can be, not the highest that was tried.
+            cheapest_read(lowest, at, |found| allowed(found) && found.1.reads <= reads.max(fewest))
         }
     };
     Ok(Fitted {
@@ -155,6 +163,7 @@ pub fn fit(counts: &LatencyCounts, settings: &FitSettings) -> Result<Fitted, Set
         survival,
         prices,
         expected,
+        unmet_budget,
     })
 }
 
@@ -170,7 +179,7 @@ fn cheapest_read<T>(
         return (prices, found);
     }
     let with_read = |read: f64| Prices { read, ..prices };
-    let (mut too_low, mut high) = (prices.read, PRICE_MAX.max(prices.read) * PRICE_MAX);
+    let (mut too_low, mut high) = (prices.read, READ_PRICE_MAX);
     let mut best = at(with_read(high));
     if !allowed(&best) {
         return (with_read(high), best);
@@ -209,7 +218,7 @@ fn best_at(survival: &Survival, settings: &FitSettings, prices: Prices) -> (Sche
 /// When a fitted schedule replaces the one in use.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdoptionRule {
-    /// The least weight of held-out samples to judge by.
+    /// The least number of recent settled payments, held out of the fit, to judge by.
     pub samples_min: f64,
     /// The least share of the cost that a new version must save.
     pub saves_min: f64,
@@ -244,7 +253,7 @@ pub fn adopt(
     conditions: &Conditions,
     rule: &AdoptionRule,
 ) -> Adoption {
-    let samples = held_out.samples();
+    let samples = held_out.settled() + held_out.late();
     if samples < rule.samples_min {
         return Adoption::Keep {
             why: format!(
@@ -262,6 +271,14 @@ pub fn adopt(
          and the one in use {old_cost:.2} ({:.2} reads, {:.2} s)",
         new.reads, new.delay_secs, old.reads, old.delay_secs
     );
+    let figures = match candidate.unmet_budget {
+        Some(budget) => format!(
+            "{figures}; the budget of {budget} reads cannot be kept with this gap_max and repeat_for, \
+             {:.2} are the fewest",
+            candidate.expected.reads
+        ),
+        None => figures,
+    };
     if new_cost > old_cost {
         Adoption::Keep { why: format!("it is worse: {figures}") }
     } else if new_cost > old_cost * (1.0 - rule.saves_min) {

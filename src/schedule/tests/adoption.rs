@@ -49,3 +49,13 @@ fn a_handful_of_recent_payments_decides_nothing() {
     let Adoption::Keep { why } = decision else { panic!("{decision:?}") };
     assert!(why.contains("3 recent samples are too few") && why.contains("50"), "{why}");
 }
+
+/// Whoever never settles says nothing about when to look, however many they are.
+#[test]
+fn payments_that_failed_do_not_make_up_for_settled_ones() {
+    let mut recent = counts(base(), &[10.0; 3]);
+    recent.add_never(1_000.0);
+    let decision = decide(&around(10.0), &Schedule::default(), &recent);
+    let Adoption::Keep { why } = decision else { panic!("{decision:?}") };
+    assert!(why.contains("3 recent samples are too few"), "{why}");
+}

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::support::*;
 use crate::schedule::{
-    FitSettings, Fitted, Grid, LatencyCounts, Objective, Prices, REPEATS_MAX, Survival, expected,
-    fit,
+    Adoption, AdoptionRule, FitSettings, Fitted, Grid, LatencyCounts, Objective, Prices,
+    REPEATS_MAX, Schedule, Survival, adopt, expected, fit,
 };
 
 fn settings() -> FitSettings {
@@ -213,4 +213,32 @@ proptest! {
         prop_assert!((fitted.expected.reads - reads / all).abs() < 1e-6);
         prop_assert!((fitted.expected.delay_secs - delay / all).abs() < 1e-6);
     }
+}
+
+#[test]
+fn a_budget_that_cannot_be_kept_is_told_and_its_price_makes_sense() {
+    let mut counts = counts(base(), &evenly(1_000).map(|s| 1.0 + 3.0 * s).collect::<Vec<_>>());
+    // Who never settles is looked at once a minute for five minutes, whatever that costs.
+    counts.add_never(1_000.0);
+    let within = |reads: f64| {
+        let objective = Objective::Budget { reads };
+        fit(&counts, &FitSettings { objective, ..settings() }).unwrap()
+    };
+    let unmet = within(1.5);
+    assert_eq!(unmet.unmet_budget, Some(1.5));
+    assert!(unmet.expected.reads > 1.5);
+    assert!(
+        unmet.prices.read < 1e6,
+        "a price that is the reason for something: {:?}",
+        unmet.prices
+    );
+    let kept = within(unmet.expected.reads + 0.01);
+    assert_eq!(kept.unmet_budget, None);
+    assert!(kept.expected.reads <= unmet.expected.reads + 0.01);
+
+    let conditions = &settings().conditions;
+    let decision =
+        adopt(&unmet, &Schedule::default(), &counts, conditions, &AdoptionRule::default());
+    let (Adoption::Adopt { why } | Adoption::Keep { why }) = decision;
+    assert!(why.contains("the budget of 1.5 reads cannot be kept"), "{why}");
 }
