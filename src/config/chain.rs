@@ -304,8 +304,12 @@ impl ChainSection {
             finality_retry: FINALITY_RETRY,
             pacing: config.schedule.pacing(),
         };
-        let (grid, fit) =
-            config.schedule.for_chain(self.block_time.0, policy.paid_after, &timing)?;
+        let (grid, fit) = config.schedule.for_chain(
+            self.block_time.0,
+            policy.paid_after,
+            &timing,
+            &config.reconcile.cron,
+        )?;
         Ok(ConfiguredChain {
             refunds: RefundPolicy {
                 wallets: self.refund_wallets.clone(),

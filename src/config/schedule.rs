@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
+use croner::errors::CronError;
+use croner::parser::{CronParser, Seconds};
 use serde::Deserialize;
 
 use super::{ConfigError, Span, bad, secs};
@@ -106,6 +109,7 @@ impl ScheduleSection {
         block_time: Duration,
         paid_after: PaidAfter,
         timing: &Timing,
+        reconcile_cron: &str,
     ) -> Result<(Grid, FitSettings), ConfigError> {
         let usual = FitSettings::for_block_time(block_time);
         let prices = Prices { read: self.read_price, delay_second: self.delay_price };
@@ -119,6 +123,7 @@ impl ScheduleSection {
             ..usual
         };
         settings.conditions.visible_after = visible_after(paid_after, block_time, timing);
+        settings.conditions.ending.delay_secs = mean_wait_secs(reconcile_cron)?;
         let grid = Grid::covering(block_time, self.horizon.0);
         settings.check(grid).map_err(|error| {
             let key = KEYS.iter().find(|(field, _)| *field == error.field);
@@ -126,5 +131,59 @@ impl ScheduleSection {
             bad(format!("schedule.{key}"), error.problem)
         })?;
         Ok((grid, settings))
+    }
+}
+
+/// Gaps of a cron expression that are looked at: some days of ticks that come every few minutes, and a year of
+/// daily ones.
+const GAPS_MAX: usize = 400;
+
+/// How long a moment that may be any waits for the next tick of the full reconcile, on average. Long gaps hold
+/// more moments than short ones, so it is E[gap^2] / (2 E[gap]).
+fn mean_wait_secs(cron: &str) -> Result<f64, ConfigError> {
+    let refused = |error: CronError| {
+        let problem = format!(
+            "{cron:?} is not a cron expression with seconds, such as \"0 */10 * * * *\": {error}"
+        );
+        bad("reconcile.cron", problem)
+    };
+    // As the scheduler reads it.
+    let parser = CronParser::builder().seconds(Seconds::Required).dom_and_dow(true).build();
+    let cron = parser.parse(cron).map_err(refused)?;
+    // From any fixed moment: what is asked is how far the ticks are apart.
+    let mut last =
+        cron.find_next_occurrence(&DateTime::<Utc>::UNIX_EPOCH, true).map_err(refused)?;
+    let (mut sum, mut squares) = (0.0, 0.0);
+    for next in cron.iter_after(last).take(GAPS_MAX) {
+        let gap = next.signed_duration_since(last).as_seconds_f64();
+        sum += gap;
+        squares += gap * gap;
+        last = next;
+    }
+    if sum > 0.0 {
+        Ok(squares / (2.0 * sum))
+    } else {
+        Err(bad("reconcile.cron", "never comes again"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wait_for_the_full_reconcile_is_half_of_where_a_moment_falls() {
+        for (cron, wait) in [
+            ("0 */10 * * * *", 300.0),
+            ("0 0 3 * * *", 43_200.0),
+            // Ten minutes and fifty, by turns: five sixths of all moments are in the longer one.
+            ("0 0,10 * * * *", (10.0 * 10.0 + 50.0 * 50.0) / 60.0 / 2.0 * 60.0),
+        ] {
+            assert!((mean_wait_secs(cron).unwrap() - wait).abs() < 1e-6, "{cron}");
+        }
+        for cron in ["", "* * * *", "often", "0 0 0 30 2 *"] {
+            let refused = mean_wait_secs(cron).unwrap_err().to_string();
+            assert!(refused.contains("reconcile.cron"), "{refused}");
+        }
     }
 }
