@@ -10,6 +10,9 @@
 //!    store               chain                     domain   domain     store
 //! ```
 
+// Commands write through `commands::output`: the macros of the standard library panic when `head` has left.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 pub mod chain;
 pub mod cli;
 pub mod clock;

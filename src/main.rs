@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use reconciled::cli::{Cli, Command, FlagsCommand};
+use reconciled::commands::output::tell_error;
 use reconciled::commands::{self, Ending};
 use reconciled::errors::error_chain;
 
@@ -16,7 +17,7 @@ fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("error: the runtime could not be started: {error}");
+            tell_error(format_args!("error: the runtime could not be started: {error}"));
             return ExitCode::from(1);
         }
     };
@@ -26,7 +27,7 @@ fn main() -> ExitCode {
     match result {
         Ok(ending) => ending.into(),
         Err(error) => {
-            eprintln!("error: {}", error_chain(error.as_ref()));
+            tell_error(format_args!("error: {}", error_chain(error.as_ref())));
             commands::exit_code_of(&error)
         }
     }

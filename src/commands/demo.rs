@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use comfy_table::{Table, presets};
 
 use super::Ending;
+use super::output::{complain, say};
 use crate::domain::Outcome;
 use crate::sim::runner::{Audience, Runner, STORY_CHAIN, Told};
 use crate::sim::scenario::{ChainAct, GatewaySet, Scenario};
@@ -27,31 +28,32 @@ pub async fn demo() -> anyhow::Result<Ending> {
     let folder = tempfile::Builder::new().prefix("reconciled-demo-").tempdir()?.keep();
     let database = folder.join("demo.db");
     let scenario = Scenario::parse("demo.toml", STORY)?;
-    println!(
-        "Payments whose outcome nobody knows, a gateway's SQLite file, a simulated chain over"
-    );
-    println!("JSON-RPC, and the daemon's own worker. A day and a half passes in some seconds.\n");
+    say!("Payments whose outcome nobody knows, a gateway's SQLite file, a simulated chain over")?;
+    say!("JSON-RPC, and the daemon's own worker. A day and a half passes in some seconds.\n")?;
     let url = DatabaseUrl::Sqlite(format!("sqlite:{}", database.display()));
     let mut runner = Runner::new(scenario.clone(), &url).await?;
     let mut narrator = Narrator::default();
     let ended = runner.play(&mut narrator).await?;
+    if let Some(error) = narrator.unsaid.take() {
+        return Err(error.into());
+    }
 
-    println!("\n{}", summary(&scenario, &runner, &narrator).await?);
-    println!(
+    say!("\n{}", summary(&scenario, &runner, &narrator).await?)?;
+    say!(
         "{} payments were resolved with {} JSON-RPC calls.",
         narrator.decided.len(),
         ended.requests
-    );
+    )?;
     runner.finish().await?;
     write_config(&folder.join("reconciled.toml"), &database)?;
-    println!("\nLook further: every check, every piece of evidence, and what comes next:");
-    println!(
+    say!("\nLook further: every check, every piece of evidence, and what comes next:")?;
+    say!(
         "  cargo run --release -- explain reorged --config {}",
         folder.join("reconciled.toml").display()
-    );
-    println!("  the tables are in {}", database.display());
+    )?;
+    say!("  the tables are in {}", database.display())?;
     for (at, difference) in &ended.wrong {
-        eprintln!("this is not how the story should end: at {at:?}: {difference}");
+        complain!("this is not how the story should end: at {at:?}: {difference}");
     }
     Ok(if ended.wrong.is_empty() { Ending::Good } else { Ending::Wrong })
 }
@@ -74,6 +76,8 @@ struct Narrator {
     did: BTreeMap<String, Vec<String>>,
     /// What was decided, in order, and after how long.
     decided: BTreeMap<String, Vec<(Outcome, Option<Duration>)>>,
+    /// Why a line could not be written.
+    unsaid: Option<std::io::Error>,
 }
 
 impl Narrator {
@@ -143,7 +147,9 @@ impl Audience for Narrator {
                 ("reconciled", line)
             }
         };
-        println!("{:>10}  {who:<10}  {what}", clock(at));
+        if let Err(error) = say!("{:>10}  {who:<10}  {what}", clock(at)) {
+            self.unsaid.get_or_insert(error);
+        }
     }
 
     async fn step(&mut self, from: Duration, to: Duration) {

@@ -10,6 +10,7 @@ use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
 use super::Ending;
+use super::output::say;
 use crate::cli::{DrillArgs, DrillStore};
 use crate::config::ConfigError;
 use crate::errors::error_chain;
@@ -40,9 +41,9 @@ pub async fn drill(args: &DrillArgs) -> anyhow::Result<Ending> {
     }
     let wrong = cases.iter().filter(|(_, case)| case.is_wrong()).count();
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&as_json(&cases))?);
+        say!("{}", serde_json::to_string_pretty(&as_json(&cases))?)?;
     } else {
-        print_table(&cases);
+        print_table(&cases)?;
     }
     Ok(if wrong == 0 { Ending::Good } else { Ending::Wrong })
 }
@@ -154,7 +155,7 @@ fn count(cases: &[(String, Case)], word: &str) -> usize {
     cases.iter().filter(|(_, case)| case.word() == word).count()
 }
 
-fn print_table(cases: &[(String, Case)]) {
+fn print_table(cases: &[(String, Case)]) -> std::io::Result<()> {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(["case", "ended", "detected after", "reads", ""]);
     for (name, case) in cases {
@@ -167,14 +168,14 @@ fn print_table(cases: &[(String, Case)]) {
             case.remarks().join("\n"),
         ]);
     }
-    println!("{table}");
+    say!("{table}")?;
     let requests: u64 = cases.iter().map(|(_, case)| case.requests()).sum();
-    println!(
+    say!(
         "{} right, {} wrong, {} not supported yet; {requests} RPC requests",
         count(cases, "right"),
         count(cases, "WRONG"),
         count(cases, "not supported yet"),
-    );
+    )
 }
 
 fn as_json(cases: &[(String, Case)]) -> Value {

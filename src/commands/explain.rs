@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
+use super::output::{complain, say, say_text};
 use super::{Ending, open_store};
 use crate::cli::ConfigArgs;
 use crate::domain::{PaymentId, Phase, Watch};
@@ -14,12 +15,12 @@ pub async fn explain(args: &ConfigArgs, id: &str, json: bool) -> anyhow::Result<
     let store = open_store(&args.config).await?;
     let stories = stories(store.as_ref(), id).await?;
     if json {
-        println!("{}", serde_json::to_string_pretty(&stories)?);
+        say!("{}", serde_json::to_string_pretty(&stories)?)?;
     } else if stories.is_empty() {
-        eprintln!("there is no payment and no order {id}; ids are compared letter by letter");
+        complain!("there is no payment and no order {id}; ids are compared letter by letter");
     } else {
         let texts: Vec<String> = stories.iter().map(tell).collect();
-        print!("{}", texts.join("\n"));
+        say_text!("{}", texts.join("\n"))?;
     }
     Ok(if stories.is_empty() { Ending::Wrong } else { Ending::Good })
 }

@@ -4,6 +4,7 @@ use anyhow::Context as _;
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
+use super::output::{complain, say, say_text};
 use super::{Ending, open_store};
 use crate::cli::{FlagsCloseArgs, FlagsListArgs};
 use crate::clock::{Clock, SystemClock};
@@ -27,17 +28,17 @@ pub async fn list(args: &FlagsListArgs) -> anyhow::Result<Ending> {
     let more = flags.len() > most;
     flags.truncate(most);
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&json!({ "flags": flags, "more": more }))?);
+        say!("{}", serde_json::to_string_pretty(&json!({ "flags": flags, "more": more }))?)?;
     } else {
-        print!("{}", table(&flags));
+        say_text!("{}", table(&flags))?;
         if more {
-            println!(
+            say!(
                 "There are more: these are the {most} oldest. Narrow with --kind or --payment, or raise \
                  --limit."
-            );
+            )?;
         }
         if flags.is_empty() {
-            println!("No flag {}.", if args.all { "was ever raised" } else { "is open" });
+            say!("No flag {}.", if args.all { "was ever raised" } else { "is open" })?;
         }
     }
     Ok(Ending::Good)
@@ -60,16 +61,16 @@ pub async fn close(args: &FlagsCloseArgs) -> anyhow::Result<Ending> {
             .zip(&outcomes)
             .map(|(id, outcome)| json!({ "id": id, "outcome": outcome }))
             .collect();
-        println!("{}", serde_json::to_string_pretty(&answers)?);
+        say!("{}", serde_json::to_string_pretty(&answers)?)?;
     } else {
         for (id, outcome) in ids.iter().zip(&outcomes) {
             match outcome {
-                CloseOutcome::Closed => println!("flag {id} is closed"),
-                CloseOutcome::ClosedBefore(closing) => eprintln!(
+                CloseOutcome::Closed => say!("flag {id} is closed")?,
+                CloseOutcome::ClosedBefore(closing) => complain!(
                     "flag {id} was closed before, at {} by {}: {}",
                     closing.at, closing.by, closing.note
                 ),
-                CloseOutcome::Unknown => eprintln!(
+                CloseOutcome::Unknown => complain!(
                     "there is no flag {id}; `reconciled flags list` shows those that are open"
                 ),
             }

@@ -5,6 +5,7 @@ pub mod drill;
 pub mod explain;
 pub mod flags;
 pub mod migrate;
+pub mod output;
 pub mod recheck;
 pub mod reconcile;
 pub mod run;

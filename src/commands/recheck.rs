@@ -1,5 +1,6 @@
 //! `reconciled recheck`: has payments checked now. The daemon does the checking; this only makes them due.
 
+use super::output::{complain, say};
 use super::{Ending, open_store};
 use crate::cli::ConfigArgs;
 use crate::clock::{Clock, SystemClock};
@@ -12,13 +13,13 @@ pub async fn recheck(args: &ConfigArgs, ids: &[String], json: bool) -> anyhow::R
     let found = store.recheck(&ids, SystemClock.now()).await?;
     let missing: Vec<&PaymentId> = ids.iter().filter(|id| !found.contains(id)).collect();
     if json {
-        println!("{}", serde_json::json!({ "due": found, "not_found": missing }));
+        say!("{}", serde_json::json!({ "due": found, "not_found": missing }))?;
     } else {
         for id in &found {
-            println!("payment {id} is due now; the running daemon checks it at its next poll");
+            say!("payment {id} is due now; the running daemon checks it at its next poll")?;
         }
         for id in &missing {
-            eprintln!(
+            complain!(
                 "there is no payment {id}; `reconciled explain ORDER` lists an order's payments"
             );
         }

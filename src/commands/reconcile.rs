@@ -10,6 +10,7 @@ use serde::Deserialize;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::run::Parts;
+use super::output::{complain, say, say_text};
 use super::{Ending, open_store};
 use crate::cli::ConfigArgs;
 use crate::clock::{Clock, SystemClock};
@@ -30,11 +31,11 @@ pub async fn request(args: &ConfigArgs, json: bool) -> anyhow::Result<Ending> {
     let store = open_store(&args.config).await?;
     let is_new = store.request_run(SystemClock.now()).await?;
     if json {
-        println!("{}", serde_json::json!({ "requested": is_new }));
+        say!("{}", serde_json::json!({ "requested": is_new }))?;
     } else if is_new {
-        println!("a full reconcile is asked for; the running daemon starts it within seconds");
+        say!("a full reconcile is asked for; the running daemon starts it within seconds")?;
     } else {
-        println!("a full reconcile is under way, or asked for already");
+        say!("a full reconcile is under way, or asked for already")?;
     }
     Ok(Ending::Good)
 }
@@ -83,13 +84,13 @@ pub async fn once(args: &ConfigArgs, json: bool) -> anyhow::Result<Ending> {
     };
     shown.clear();
     let Some(report) = report else {
-        eprintln!("stopped; the next full reconcile goes on where this one stands");
+        complain!("stopped; the next full reconcile goes on where this one stands");
         return Ok(Ending::Wrong);
     };
     if json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        say!("{}", serde_json::to_string_pretty(&report)?)?;
     } else {
-        print!("{}", tell(&report));
+        say_text!("{}", tell(&report))?;
     }
     Ok(if report.is_well() { Ending::Good } else { Ending::Wrong })
 }

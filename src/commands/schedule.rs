@@ -10,6 +10,7 @@ use anyhow::Context;
 use serde_json::{Value, json};
 
 use super::Ending;
+use super::output::{say, say_text};
 use crate::cli::{ScheduleArgs, ScheduleCommand, SeriesArgs};
 use crate::clock::{Clock, SystemClock};
 use crate::config::{Config, ConfigError};
@@ -98,12 +99,12 @@ impl Bench {
         }
         if json {
             let values: Vec<Value> = pictures.iter().map(Picture::json).collect();
-            println!("{}", serde_json::to_string_pretty(&values)?);
+            say!("{}", serde_json::to_string_pretty(&values)?)?;
         } else if pictures.is_empty() {
-            println!("nothing was measured yet: no payment was sampled, and none is open");
+            say!("nothing was measured yet: no payment was sampled, and none is open")?;
         } else {
             let texts: Vec<String> = pictures.iter().map(Picture::text).collect();
-            print!("{}", texts.join("\n"));
+            say_text!("{}", texts.join("\n"))?;
         }
         Ok(Ending::Good)
     }
@@ -150,17 +151,17 @@ impl Bench {
             if json {
                 values.push(change.json());
             } else {
-                print!("{}", change.text());
+                say_text!("{}", change.text())?;
             }
         }
         if json {
-            println!("{}", serde_json::to_string_pretty(&values)?);
+            say!("{}", serde_json::to_string_pretty(&values)?)?;
         } else if self.measured.is_empty() {
-            println!("nothing was measured yet: no payment was sampled, and none is open");
+            say!("nothing was measured yet: no payment was sampled, and none is open")?;
         } else if !apply {
-            println!(
+            say!(
                 "nothing was changed; --apply keeps each as a version and takes up the better ones"
-            );
+            )?;
         }
         Ok(ending)
     }
@@ -311,6 +312,10 @@ impl Change<'_> {
             row("expected", format!("now {}", told(&comparison.in_use)));
             row("", format!("fitted {}", told(&comparison.candidate)));
         }
+        if let Some(budget) = fitted.unmet_budget {
+            let fewest = fitted.expected.reads;
+            row("budget", format!("{budget} reads cannot be kept; {fewest:.2} are the fewest"));
+        }
         let (better, why) = self.why();
         row(if better { "better" } else { "not better" }, why.to_owned());
         if let Some(Stored { outcome, id, reason }) = &self.stored {
@@ -348,6 +353,7 @@ impl Change<'_> {
                 "checks_seconds": seconds(&fitted.schedule.ages_after(self.found_at)),
                 "expected": told(&fitted.expected),
                 "held_out": self.proposal.comparison.map(|c| told(&c.candidate)),
+                "budget_kept": fitted.unmet_budget.is_none(),
                 "read_price": fitted.prices.read,
                 "delay_price": fitted.prices.delay_second,
             },

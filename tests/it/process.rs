@@ -12,6 +12,7 @@ mod kills;
 mod ledger;
 mod pages;
 mod permits;
+mod pipes;
 mod refunds;
 mod reorgs;
 mod replicas;
