@@ -68,7 +68,9 @@ pub async fn close(args: &FlagsCloseArgs) -> anyhow::Result<Ending> {
                 CloseOutcome::Closed => say!("flag {id} is closed")?,
                 CloseOutcome::ClosedBefore(closing) => complain!(
                     "flag {id} was closed before, at {} by {}: {}",
-                    closing.at, closing.by, closing.note
+                    closing.at,
+                    closing.by,
+                    closing.note
                 ),
                 CloseOutcome::Unknown => complain!(
                     "there is no flag {id}; `reconciled flags list` shows those that are open"

@@ -9,8 +9,8 @@ use comfy_table::{Table, presets};
 use serde::Deserialize;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::run::Parts;
 use super::output::{complain, say, say_text};
+use super::run::Parts;
 use super::{Ending, open_store};
 use crate::cli::ConfigArgs;
 use crate::clock::{Clock, SystemClock};

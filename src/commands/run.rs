@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -299,6 +300,7 @@ impl Parts<'_> {
             metrics: self.metrics.clone(),
             window: settings.window,
             settle_lag: config.schedule.settle_lag.0,
+            waits: AtomicU32::new(0),
         };
         let tuning = Tuning {
             store: Arc::clone(self.store),

@@ -111,14 +111,12 @@ impl Bench {
 
     fn picture<'a>(&self, measured: &'a Measured) -> anyhow::Result<Picture<'a>> {
         let settings = measured.settings(&self.chain(measured.series)?.settings);
-        let mut counts = measured.to_fit.clone();
-        counts.merge(&measured.held_out);
         let in_use = measured.in_use(&self.base);
         let found_at = settings.conditions.found_at;
         Ok(Picture {
             measured,
-            survival: Survival::estimate(&counts, &settings.prior),
-            prior_weight: settings.prior.weight_beside(counts.samples()),
+            survival: Survival::estimate(&measured.all, &settings.prior),
+            prior_weight: settings.prior.weight,
             checks: in_use.ages_after(found_at),
             found_at,
             title: format!("{} on chain {}", measured.series.rail, measured.series.chain_id),

@@ -94,29 +94,6 @@ impl LatencyCounts {
         self.never += weight_of(weight);
     }
 
-    /// Adds what `other` counted. On another grid, its bins count at their mean latency.
-    pub fn merge(&mut self, other: &Self) {
-        if self.grid == other.grid {
-            for (mine, theirs) in [
-                (&mut self.settled, &other.settled),
-                (&mut self.latency_secs, &other.latency_secs),
-                (&mut self.open, &other.open),
-            ] {
-                mine.iter_mut().zip(theirs).for_each(|(mine, theirs)| *mine += theirs);
-            }
-        } else {
-            for bin in other.bins().filter(|bin| bin.settled > 0.0) {
-                let mean = Duration::from_secs_f64((bin.latency_secs / bin.settled).max(0.0));
-                self.add_latency(mean, bin.settled);
-            }
-            for (whole, weight) in other.open.iter().enumerate() {
-                self.add_open(other.grid.edge(whole), *weight);
-            }
-        }
-        self.late += other.late;
-        self.never += other.never;
-    }
-
     /// Every bin, in order.
     pub fn bins(&self) -> impl Iterator<Item = Bin> + '_ {
         let both = self.settled.iter().zip(&self.latency_secs).enumerate();

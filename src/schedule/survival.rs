@@ -48,6 +48,12 @@ impl Prior {
         self.weight.max(0.0) * (1.0 - samples / self.until).clamp(0.0, 1.0)
     }
 
+    /// As it weighs beside this many samples, whatever each of those weighs.
+    #[must_use]
+    pub fn beside(self, samples: f64) -> Self {
+        Self { weight: self.weight_beside(samples), until: f64::INFINITY, ..self }
+    }
+
     /// The share that has not settled by this age.
     fn survival(&self, age_secs: f64) -> f64 {
         let never = self.never.clamp(0.0, 1.0);

@@ -4,6 +4,8 @@
 //! Latencies are counted into the bins of a grid, so that neither rows nor memory grow with the payments.
 //! What a bin's index means, and what a version's policy says, is the caller's to know.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use serde::Serialize;
 use serde_json::Value;
@@ -199,7 +201,9 @@ pub struct ObservedChecks {
     pub delay_mean_ms: f64,
     /// The longest of these.
     pub delay_max_ms: u64,
-    /// How old they were when they were found, in milliseconds.
+    /// Those that were found before the horizon.
+    pub found_in_time: u64,
+    /// How old these were when they were found, in milliseconds.
     pub found_age_mean_ms: f64,
 }
 
@@ -265,8 +269,13 @@ pub trait ScheduleStore: Send + Sync + 'static {
     /// The versions with these ids, those that exist.
     async fn versions(&self, ids: &[i64]) -> Result<Vec<Version>, StoreError>;
 
-    /// What was seen of payments that we found settled since `since`.
-    async fn observed_checks(&self, since: Timestamp) -> Result<Vec<ObservedChecks>, StoreError>;
+    /// What was seen of payments that we found settled since `since`. How old a payment was when it was
+    /// found counts only below `horizon`: beyond it, something was down.
+    async fn observed_checks(
+        &self,
+        since: Timestamp,
+        horizon: Duration,
+    ) -> Result<Vec<ObservedChecks>, StoreError>;
 
     /// Deletes at most `limit` bins of epochs before the one of `before`, and as many versions created
     /// before it that are neither the newest of their series nor the newest adopted one, and that no open

@@ -17,8 +17,10 @@ column_code! {
         ChainNotConfigured = "chain_not_configured",
         /// Its method cannot be read.
         UnsupportedMethod = "unsupported_method",
-        /// The chain could not be read, or does not show it as settled.
+        /// The chain does not show it as settled.
         NotShown = "not_shown",
+        /// Its chain answered nothing, as often as it was waited for.
+        Unanswered = "unanswered",
     }
 }
 
@@ -153,13 +155,14 @@ impl ScheduleMetrics {
         self.skew.with_label_values(&labels(series)).set(skew_max_ms as f64 / 1_000.0);
     }
 
-    /// The newest versions of every series: which is in use, and when the last fit was.
-    pub fn in_use(&self, newest: &[Version]) {
+    /// The newest versions of every series: when the last fit was, and, where `followed`, what the one in
+    /// use promises.
+    pub fn in_use(&self, newest: &[Version], followed: bool) {
         for version in newest {
             let series = labels(version.fitted.series);
             let fit_time = self.fit_time.with_label_values(&series);
             fit_time.set(fit_time.get().max(seconds(version.created_at)));
-            if version.fitted.adopted {
+            if version.fitted.adopted && followed {
                 let delay = version.fitted.expected_delay_ms / 1_000.0;
                 self.expected_delay.with_label_values(&series).set(delay);
                 let reads = version.fitted.expected_reads;

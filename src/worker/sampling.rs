@@ -3,10 +3,16 @@
 //! It follows a watermark in the order of settling, page by page. A page's samples and the new watermark
 //! are written together, so that neither a killed process nor a second replica counts a payment twice
 //! (I9, I10). A block's time comes from our own records, else from the chain. What the chain does not show
-//! as settled is no sample and is passed over; nothing is concluded about it (I2).
+//! as settled is no sample and is passed over; nothing is concluded about it (I2). While the endpoints of a
+//! chain answer nothing, the page waits where it is, up to a named number of activations.
+//!
+//! Replicas take no lease for this. Two that look at the same moment read the same page, and the second to
+//! write finds the watermark moved and leaves the rest of its activation to the other. So a page costs at
+//! most one read per replica, of some requests per [`READS_MAX`] payments, and no lease can get stuck.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -37,6 +43,10 @@ const PAGES_MAX: u32 = 20;
 const READS_MAX: usize = 2_000;
 /// How long the chains may take about one page.
 const READ_BUDGET: Duration = Duration::from_secs(30);
+/// Activations in which a page waits for a chain that answers nothing: with the usual ten seconds between
+/// them, ten minutes. A longer outage costs the samples of one page in each ten minutes; without an end, a
+/// chain whose endpoints are gone for good would keep all others from being sampled.
+pub const WAITS_MAX: u32 = 60;
 /// One payment in this many is held out of the fit, to judge it by.
 pub const HELD_OUT_ONE_IN: u64 = 5;
 
@@ -57,6 +67,8 @@ pub struct Sampling {
     /// Payments are taken once they have been settled for this long, so that a row committed late is not
     /// passed over.
     pub settle_lag: Duration,
+    /// Activations in a row in which the next page waited for a chain; starts at 0.
+    pub waits: AtomicU32,
 }
 
 /// What one page came to.
@@ -64,6 +76,8 @@ pub struct Sampling {
 struct Page {
     bins: BTreeMap<SampleKey, SampleCount>,
     skipped: BTreeMap<SkippedSample, u64>,
+    /// Chains that answered nothing.
+    silent: Vec<ChainId>,
 }
 
 /// What one activation came to.
@@ -104,13 +118,19 @@ impl Sampling {
                 counted = self.count(page) => counted,
                 () = stop.patience_over() => return Ok(sampled),
             };
+            if self.waits_for(&counted.silent) {
+                sampled.more = true;
+                return Ok(sampled);
+            }
             let bins: Vec<SampleBin> = counted
                 .bins
                 .iter()
                 .map(|(key, count)| SampleBin { key: *key, count: *count })
                 .collect();
             let now = self.clock.now();
-            if !self.store.record_samples(from.as_ref(), &to, &bins, now).await? {
+            let is_first = self.store.record_samples(from.as_ref(), &to, &bins, now).await?;
+            self.waits.store(0, Ordering::Relaxed);
+            if !is_first {
                 tracing::debug!("another replica has taken these samples");
                 return Ok(sampled);
             }
@@ -123,6 +143,24 @@ impl Sampling {
             }
         }
         Ok(sampled)
+    }
+
+    /// Whether the page is to be asked about once more, because chains in it were silent. Tells of the first
+    /// time and of the last.
+    fn waits_for(&self, silent: &[ChainId]) -> bool {
+        let Some(chain) = silent.first() else { return false };
+        // Activations never overlap, so nobody else counts meanwhile.
+        let waits = self.waits.fetch_add(1, Ordering::Relaxed);
+        if waits == 0 {
+            tracing::warn!(%chain, "no endpoint of this chain answers; sampling waits for it");
+        } else if waits >= WAITS_MAX {
+            tracing::warn!(
+                ?silent,
+                waits,
+                "these chains answered nothing for too long; a page is sampled without their payments"
+            );
+        }
+        waits < WAITS_MAX
     }
 
     /// Counts one page. Touches no database (I8).
@@ -150,7 +188,12 @@ impl Sampling {
         }
         for (chain_id, payments) in to_ask {
             let Some((watched, grid)) = self.chains.get(&chain_id) else { continue };
-            let times = self.ask(watched, &payments).await;
+            let Some(times) = self.ask(watched, &payments).await else {
+                counted.silent.push(chain_id);
+                *counted.skipped.entry(SkippedSample::Unanswered).or_default() +=
+                    payments.len() as u64;
+                continue;
+            };
             for (payment, block_time) in payments.iter().zip(times) {
                 match block_time {
                     Some(block_time) => counted.add(payment, block_time, *grid),
@@ -162,8 +205,12 @@ impl Sampling {
     }
 
     /// The time of the block that holds each payment's transfer, where the chain shows one. Nothing is
-    /// decided by it, so one endpoint's word and one block's depth are enough.
-    async fn ask(&self, watched: &WatchedChain, payments: &[Payment]) -> Vec<Option<BlockTime>> {
+    /// decided by it, so one endpoint's word and one block's depth are enough. `None`: nobody answered.
+    async fn ask(
+        &self,
+        watched: &WatchedChain,
+        payments: &[Payment],
+    ) -> Option<Vec<Option<BlockTime>>> {
         let policy = Policy {
             paid_after: PaidAfter::Confirmations(1),
             positive_quorum: 1,
@@ -171,13 +218,15 @@ impl Sampling {
         };
         let now = self.clock.now();
         let evidence = watched.chain.read(payments, Breadth::FirstAnswer, now, READ_BUDGET).await;
+        if evidence.iter().flat_map(|e| &e.readings).all(|reading| reading.outcome.is_err()) {
+            return None;
+        }
         let verdicts = payments.iter().zip(&evidence).map(|(p, e)| judge(p, e, &policy));
-        verdicts
-            .map(|verdict| match verdict {
-                Verdict::Settled(settlement) => Some(settlement.transfer.block.time),
-                _ => None,
-            })
-            .collect()
+        let times = verdicts.map(|verdict| match verdict {
+            Verdict::Settled(settlement) => Some(settlement.transfer.block.time),
+            _ => None,
+        });
+        Some(times.collect())
     }
 }
 
@@ -232,7 +281,7 @@ impl Task for Sampling {
 
     async fn activate(&self, stop: &Stop) -> anyhow::Result<Activation> {
         let newest = self.schedules.refresh(self.store.as_ref()).await?;
-        self.metrics.schedules.in_use(&newest);
+        self.metrics.schedules.in_use(&newest, self.schedules.adopts());
         let sampled = self.sample(stop).await?;
         if sampled.samples + sampled.skipped > 0 {
             let Sampled { samples, skipped, .. } = sampled;

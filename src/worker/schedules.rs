@@ -112,6 +112,11 @@ impl Schedules {
         }
     }
 
+    /// Whether new watches take the newest adopted version: only then is what it promises to be expected.
+    pub fn adopts(&self) -> bool {
+        self.following == Following::Adopted
+    }
+
     /// The version in use for new watches of a series.
     pub fn adopted(&self, series: Series) -> Option<Arc<Schedule>> {
         match self.following {

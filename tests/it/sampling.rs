@@ -3,20 +3,28 @@
 //! and answers, the daemon's own suite looks on.
 
 use std::collections::BTreeMap;
+use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
+use alloy_primitives::{Address, B256, U256};
 use reconciled::clock::{Clock, ManualClock};
 use reconciled::commands::run::watch_chain;
 use reconciled::config::Config;
-use reconciled::domain::{ChainId, Rail, RawPayment, Timestamp};
+use reconciled::domain::{Amount, ChainId, Rail, RawPayment, Timestamp};
+use reconciled::schedule::{Adoption, LatencyCounts, Schedule, Survival, expected, fit};
 use reconciled::sim::gateway::GatewayDb;
-use reconciled::store::schedules::{Part, SampleBin, Series, epoch_of};
+use reconciled::sim::{Authorized, Fault, FaultKind, SimChain, SimServer, SimSettings};
+use reconciled::store::schedules::{
+    Part, SampleBin, SampleCount, SampleKey, Series, Watermark, epoch_of,
+};
 use reconciled::store::{DatabaseUrl, Store, connect};
-use reconciled::telemetry::Metrics;
-use reconciled::worker::sampling::{HELD_OUT_ONE_IN, bin_grid, part_of};
-use reconciled::worker::tune::{ChainTuning, Measured, measure};
-use reconciled::worker::{Sampling, Schedules, Stop, Stopper};
+use reconciled::telemetry::{Metrics, VersionOutcome};
+use reconciled::worker::sampling::{HELD_OUT_ONE_IN, WAITS_MAX, bin_grid, part_of};
+use reconciled::worker::schedules::Following;
+use reconciled::worker::tune::{ChainTuning, Measured, Tuning, measure};
+use reconciled::worker::{Sampling, Schedules, Stop, Stopper, Task};
 
 /// On a full hour.
 const T0: Timestamp = Timestamp::from_millis(1_780_002_000_000);
@@ -55,6 +63,10 @@ struct Bench {
 
 impl Bench {
     async fn new() -> Self {
+        Self::configured(CONFIGURATION).await
+    }
+
+    async fn configured(configuration: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", folder.path().join("gateway.db").display());
         let url = DatabaseUrl::parse(&url).unwrap();
@@ -64,7 +76,7 @@ impl Bench {
         let gateway = GatewayDb::connect(&url).await.unwrap();
         let clock = Arc::new(ManualClock::new(at(600)));
         let metrics = Metrics::new().unwrap();
-        let config = Config::parse(CONFIGURATION, []).unwrap();
+        let config = Config::parse(configuration, []).unwrap();
         let mut chains = BTreeMap::new();
         let mut tunings = BTreeMap::new();
         for chain in config.chains(|_| None).unwrap() {
@@ -85,6 +97,7 @@ impl Bench {
             metrics: metrics.clone(),
             window: Duration::from_secs(24 * 3_600),
             settle_lag: Duration::from_secs(60),
+            waits: AtomicU32::new(0),
         };
         Self {
             config,
@@ -212,10 +225,19 @@ async fn what_cannot_be_sampled_is_counted_by_reason_and_stops_nothing() {
         bench.settled(id, 100, 112, None).await;
         bench.gateway.execute(sql, &[Some(id)]).await.unwrap();
     }
+    // As long as the chain answers nothing, nothing is known about `unread`: the page waits for it.
+    for _ in 0..WAITS_MAX {
+        let sampled = bench.sampling.sample(&bench.stop).await.unwrap();
+        assert_eq!((sampled.samples, sampled.skipped, sampled.more), (0, 0, true));
+    }
+    assert_eq!(bench.store.sampled_up_to().await.unwrap(), None);
+    assert_eq!(bench.metric("schedule_samples_skipped_total{reason=\"unanswered\"}"), "0");
+    // But not for ever: then it keeps the others no longer.
     let sampled = bench.sampling.sample(&bench.stop).await.unwrap();
     assert_eq!((sampled.samples, sampled.skipped, sampled.asked), (1, 3, 3));
     for (reason, count) in [
-        ("not_shown", "1"),
+        ("unanswered", "1"),
+        ("not_shown", "0"),
         ("malformed_payment", "1"),
         ("chain_not_configured", "1"),
         ("unsupported_method", "0"),
@@ -225,6 +247,43 @@ async fn what_cannot_be_sampled_is_counted_by_reason_and_stops_nothing() {
     }
     let again = bench.sampling.sample(&bench.stop).await.unwrap();
     assert_eq!((again.samples, again.skipped), (0, 0), "nobody is asked twice");
+    bench.settled("unread as well", 100, 120, None).await;
+    let sampled = bench.sampling.sample(&bench.stop).await.unwrap();
+    assert_eq!((sampled.skipped, sampled.more), (0, true), "the next page waits as long");
+}
+
+#[tokio::test]
+async fn an_outage_of_a_chain_costs_no_sample() {
+    let token = Address::from_str(row("any", 0).token.as_deref().unwrap()).unwrap();
+    let genesis = T0.saturating_sub(Duration::from_secs(600));
+    let (block_time, finalized_lag) = (Duration::from_secs(2), Duration::from_secs(60));
+    let chain =
+        SimChain::new(SimSettings::new(BASE.chain_id, genesis, block_time, finalized_lag, token));
+    chain.lock().set_time(T0);
+    let transfer = Authorized {
+        payer: Address::left_padding_from(&[0xb1]),
+        to: Address::left_padding_from(&[0xaa]),
+        value: Amount::new(U256::from(1)),
+        nonce: B256::left_padding_from(&[101]),
+    };
+    chain.lock().transfer(at(104), transfer).unwrap();
+    let server = SimServer::start(chain, 1).await.unwrap();
+    let url = server.urls()[0].to_string();
+    let bench = Bench::configured(&CONFIGURATION.replace("http://127.0.0.1:9", &url)).await;
+    bench.settled("unread", 100, 110, None).await;
+    server.set_fault(0, Fault::Down);
+    for _ in 0..5 {
+        let sampled = bench.sampling.sample(&bench.stop).await.unwrap();
+        assert_eq!((sampled.samples, sampled.skipped, sampled.more), (0, 0, true));
+        bench.clock.advance(Duration::from_secs(10));
+    }
+    server.clear_fault(0, FaultKind::Down);
+    bench.clock.advance(Duration::from_secs(60));
+    server.chain().lock().set_time(bench.clock.now());
+    let sampled = bench.sampling.sample(&bench.stop).await.unwrap();
+    assert_eq!((sampled.samples, sampled.skipped), (1, 0));
+    assert_eq!(bench.bins().await[0].count.latency_sum_ms, 4_000);
+    server.stop().await.unwrap();
 }
 
 #[tokio::test]
@@ -270,7 +329,7 @@ async fn fresh_samples_weigh_more_and_open_and_failed_payments_count_as_such() {
     let minutes = 600.0_f64 / 3_600.0;
     let expected = (0.25 + 1.0) * (-minutes).exp2();
     assert!((one.to_fit.settled() - expected).abs() < 1e-9, "{}", one.to_fit.settled());
-    assert!((one.to_fit.open() + one.held_out.open() - 1.0).abs() < 1e-9);
+    assert!((one.all.open() - 1.0).abs() < 1e-9);
     assert_eq!(epoch_of(bench.clock.now()) - epoch_of(T0), 2);
 
     // A day and more later none of it is within the window of one day, but for the version of it.
@@ -280,4 +339,154 @@ async fn fresh_samples_weigh_more_and_open_and_failed_payments_count_as_such() {
     let now = at(40 * 3_600);
     let none = measure(bench.store.as_ref(), &bench.tunings, &settings, now).await.unwrap();
     assert!(none.is_empty());
+}
+
+impl Bench {
+    /// Samples of these hours, of one latency each: so many to fit to, and so many held out.
+    async fn sampled(&self, hours: &[(u64, u64, u64)]) {
+        for (hour, of_hour) in (0..).zip(hours) {
+            self.sampled_in(hour, *of_hour).await;
+        }
+    }
+
+    /// Samples of one hour after the last; its last second is now.
+    async fn sampled_in(&self, hour: u64, (secs, to_fit, held_out): (u64, u64, u64)) {
+        let grid = self.tunings[&BASE.chain_id].grid;
+        let bin = grid.bin_of(Duration::from_secs(secs)).unwrap();
+        let bins = [(Part::Fit, to_fit), (Part::HeldOut, held_out)].map(|(part, settled)| {
+            let key = SampleKey {
+                series: BASE,
+                grid: bin_grid(grid),
+                epoch: epoch_of(at(hour * 3_600)),
+                part,
+                bin: u64::try_from(bin).unwrap(),
+            };
+            let latency_sum_ms = settled * secs * 1_000;
+            SampleBin { key, count: SampleCount { settled, latency_sum_ms, ..Default::default() } }
+        });
+        self.clock.set(at(hour * 3_600 + 3_599));
+        let now = self.clock.now();
+        let from = self.store.sampled_up_to().await.unwrap();
+        let to = Watermark::before(now);
+        assert!(self.store.record_samples(from.as_ref(), &to, &bins, now).await.unwrap());
+    }
+
+    /// The task that fits every hour, following what it adopts.
+    fn tuning(&self) -> Tuning {
+        Tuning {
+            store: Arc::clone(&self.store),
+            chains: self.tunings.clone(),
+            base: Schedule::default(),
+            settings: self.config.tune_settings(),
+            every: Duration::from_secs(3_600),
+            schedules: Arc::new(Schedules::new(Following::Adopted)),
+            clock: Arc::<ManualClock>::clone(&self.clock),
+            metrics: self.metrics.clone(),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_day_after_latency_doubled_a_fit_is_judged_by_the_new_latency_alone() {
+    let bench = Bench::new().await;
+    let old = [(10, 40, 10); 5 * 24];
+    let new = [(20, 40, 10); 24];
+    bench.sampled(&[&old[..], &new[..]].concat()).await;
+    let measured = bench.measured().await;
+    let one = &measured[0];
+    assert_eq!((one.samples, one.fitted_to), (6 * 24 * 50, 6 * 24 * 40));
+    assert_eq!(one.recent.settled(), 240.0, "whole payments, however old");
+    let grid = one.recent.grid();
+    let recent = Survival::measured(&one.recent);
+    assert_eq!(recent.settled_by(Duration::from_secs(18)).0, 0.0, "nothing of the old one");
+
+    let settings = &bench.tunings[&BASE.chain_id].settings;
+    let mut ten = LatencyCounts::new(grid);
+    (0..1_000).for_each(|_| ten.add_latency(Duration::from_secs(10), 1.0));
+    let in_use = fit(&ten, settings).unwrap().schedule;
+    let rule = bench.config.tune_settings().rule;
+    let proposal = one.propose(settings, &in_use, &rule).unwrap();
+    let Adoption::Adopt { why } = proposal.adoption else { panic!("{:?}", proposal.adoption) };
+    assert!(why.contains("on 240 recent samples"), "{why}");
+}
+
+#[tokio::test]
+async fn where_few_payments_settle_a_fit_is_judged_by_as_many_hours_as_it_takes() {
+    let bench = Bench::new().await;
+    bench.sampled(&[(10, 4, 1); 5 * 24]).await;
+    let rule = bench.config.tune_settings().rule;
+    assert_eq!(bench.measured().await[0].recent.settled(), rule.samples_min);
+}
+
+/// Until the new latency is known, nobody waits longer than the largest gap; and it is known soon.
+#[tokio::test]
+async fn a_step_in_latency_is_taken_up_soon_and_costs_at_most_the_largest_gap_until_then() {
+    let bench = Bench::configured(&CONFIGURATION.replace("half_life = \"1h\"", "")).await;
+    let tuning = bench.tuning();
+    let settings = &bench.tunings[&BASE.chain_id].settings;
+    let adopted = async || {
+        let versions = bench.store.newest_versions().await.unwrap();
+        let newest = versions.into_iter().find(|version| version.fitted.adopted).unwrap();
+        serde_json::from_value::<Schedule>(newest.fitted.policy).unwrap()
+    };
+    let (before, after) = (5 * 24, 24);
+    let new = Duration::from_secs(45);
+    let mut new_latency = LatencyCounts::new(bench.tunings[&BASE.chain_id].grid);
+    (0..1_000).for_each(|_| new_latency.add_latency(new, 1.0));
+    let new_latency = Survival::measured(&new_latency);
+    let mut delays = Vec::new();
+    for hour in 0..before + after {
+        bench.sampled_in(hour, (if hour < before { 10 } else { 45 }, 40, 10)).await;
+        tuning.tune(&bench.stop).await.unwrap();
+        if hour + 1 < before {
+            continue;
+        }
+        let schedule = adopted().await;
+        let found = expected(&schedule, &new_latency, &settings.conditions);
+        let most = settings.gap_max + settings.conditions.visible_after;
+        assert!(found.missed == 0.0 && found.delay_secs <= most.as_secs_f64(), "{found:?}");
+        delays.push(found.delay_secs);
+    }
+    // The grid's steps are two seconds: about as early as it can be, within a working day.
+    let soon = delays.iter().position(|delay| *delay < 3.0);
+    assert!(delays[0] > 10.0, "{delays:?}");
+    assert!(soon.is_some_and(|hours| (1..=8).contains(&hours)), "{delays:?}");
+    assert!(delays[soon.unwrap()..].iter().all(|delay| *delay < 3.0), "{delays:?}");
+}
+
+#[tokio::test]
+async fn what_was_observed_may_be_missing_and_recent_fits_cost_no_counting() {
+    let bench = Bench::new().await;
+    bench.sampled(&[(10, 40, 10); 24]).await;
+    bench.gateway.execute("DROP TABLE {checks}", &[]).await.unwrap();
+    let tuning = bench.tuning();
+    let outcomes = tuning.tune(&bench.stop).await.unwrap();
+    assert_eq!(outcomes, [(BASE, VersionOutcome::Adopted)]);
+    // Half-lives later the samples weigh next to nothing, and are no fewer: no belief takes their place.
+    let newest = bench.store.newest_versions().await.unwrap();
+    assert_eq!(newest[0].fitted.sample_size, 24 * 40);
+    let one = &bench.measured().await[0];
+    assert!(one.to_fit.settled() < 100.0, "{}", one.to_fit.settled());
+    assert_eq!(one.settings(&bench.tunings[&BASE.chain_id].settings).prior.weight, 0.0);
+    // What cannot be counted any more is not even asked for.
+    bench.gateway.execute("DROP TABLE {settle_latencies}", &[]).await.unwrap();
+    assert_eq!(tuning.tune(&bench.stop).await.unwrap(), []);
+    bench.clock.advance(Duration::from_secs(1_801));
+    tuning.tune(&bench.stop).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn only_a_schedule_that_is_followed_promises_anything() {
+    let bench = Bench::new().await;
+    bench.sampled(&[(10, 40, 10); 24]).await;
+    let mut tuning = bench.tuning();
+    tuning.schedules = Arc::new(Schedules::new(Following::Configured));
+    let reads = "schedule_expected_reads{chain=\"8453\",rail=\"x402\"}";
+    tuning.activate(&bench.stop).await.unwrap();
+    bench.sampling.activate(&bench.stop).await.unwrap();
+    assert!(bench.metric("schedule_fit_timestamp_seconds{chain=\"8453\",rail=\"x402\"}") != "0");
+    assert_eq!(bench.metric(reads), "0");
+    tuning.schedules = Arc::new(Schedules::new(Following::Adopted));
+    tuning.activate(&bench.stop).await.unwrap();
+    assert_ne!(bench.metric(reads), "0");
 }

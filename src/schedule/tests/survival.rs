@@ -96,20 +96,4 @@ proptest! {
             prop_assert!(mean <= settling * grid.edge_secs(k + 1) + 1e-9);
         }
     }
-
-    /// Memory does not grow with samples, and sums of parts are the whole.
-    #[test]
-    fn merging_is_counting_together(
-        first in proptest::collection::vec(0.0..50.0_f64, 0..40),
-        second in proptest::collection::vec(0.0..50.0_f64, 0..40),
-    ) {
-        let mut merged = counts(grid(2, 12), &first);
-        merged.merge(&counts(grid(2, 12), &second));
-        let together = counts(grid(2, 12), &[first, second].concat());
-        prop_assert_eq!(merged.samples(), together.samples());
-        for (mine, theirs) in merged.bins().zip(together.bins()) {
-            prop_assert_eq!(mine.settled, theirs.settled);
-            prop_assert!((mine.latency_secs - theirs.latency_secs).abs() < 1e-9);
-        }
-    }
 }

@@ -1,6 +1,7 @@
 //! Samples of settle latency, and versions of schedules: see [`ScheduleStore`].
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use sqlx::PgConnection;
@@ -362,19 +363,26 @@ impl ScheduleStore for PostgresStore {
         rows.into_iter().map(Version::try_from).collect()
     }
 
-    async fn observed_checks(&self, since: Timestamp) -> Result<Vec<ObservedChecks>, StoreError> {
+    async fn observed_checks(
+        &self,
+        since: Timestamp,
+        horizon: Duration,
+    ) -> Result<Vec<ObservedChecks>, StoreError> {
         let rows = sqlx::query!(
             r#"SELECT o.rail AS "rail!", o.chain_id::bigint AS "chain_id!", o.schedule_id,
                       count(*) AS "payments!", avg(o.checks)::float8 AS "reads!",
                       avg(o.detection_delay_ms)::float8 AS "delay_mean!",
                       max(o.detection_delay_ms) AS "delay_max!",
-                      coalesce(avg(o.found_age) FILTER (WHERE o.found_age BETWEEN 0 AND 1e6), 0)
-                          ::float8 * 1000 AS "found_age!"
+                      count(*) FILTER (WHERE o.found_age >= 0 AND o.found_age < $2)
+                          AS "found_in_time!",
+                      coalesce(avg(o.found_age) FILTER (WHERE o.found_age >= 0
+                                                          AND o.found_age < $2), 0)
+                          AS "found_age!"
                  FROM (SELECT p.rail::text AS rail, p.chain_id::text AS chain_id, w.schedule_id,
                               r.detection_delay_ms,
                               CASE WHEN isfinite(coalesce(p.broadcast_at, p.created_at))
-                                   THEN extract(epoch FROM w.opened_at
-                                        - coalesce(p.broadcast_at, p.created_at)) END
+                                   THEN (extract(epoch FROM w.opened_at
+                                        - coalesce(p.broadcast_at, p.created_at)) * 1000)::float8 END
                                   AS found_age,
                               (SELECT count(*) FROM reconciled.checks c
                                 WHERE c.payment_id = r.payment_id
@@ -388,6 +396,7 @@ impl ScheduleStore for PostgresStore {
                 GROUP BY 1, 2, 3
                 ORDER BY 1, 2, 3"#,
             datetime(since),
+            horizon.as_secs_f64() * 1_000.0,
         )
         .fetch_all(&self.pool)
         .await
@@ -405,6 +414,7 @@ impl ScheduleStore for PostgresStore {
                         "detection_delay_ms",
                         row.delay_max,
                     )?,
+                    found_in_time: unsigned("payments", "count", row.found_in_time)?,
                     found_age_mean_ms: row.found_age,
                 })
             })

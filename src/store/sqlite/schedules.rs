@@ -1,6 +1,7 @@
 //! Samples of settle latency, and versions of schedules: see [`ScheduleStore`].
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use sqlx::sqlite::SqliteRow;
@@ -78,7 +79,8 @@ const NEVER_SETTLED: &str = "
 const OBSERVED: &str = "
     SELECT rail, chain_id, schedule_id, count(*), avg(checks), avg(detection_delay_ms),
            max(detection_delay_ms),
-           coalesce(avg(found_age) FILTER (WHERE found_age BETWEEN 0 AND 1000000000), 0.0)
+           count(*) FILTER (WHERE found_age >= 0 AND found_age < ?2),
+           coalesce(avg(found_age) FILTER (WHERE found_age >= 0 AND found_age < ?2), 0.0)
     FROM (SELECT p.rail, p.chain_id, w.schedule_id, r.detection_delay_ms,
                  w.opened_at - coalesce(p.broadcast_at, p.created_at) AS found_age,
                  (SELECT count(*) FROM reconciled_checks c
@@ -366,10 +368,15 @@ impl ScheduleStore for SqliteStore {
         rows.iter().map(version).collect()
     }
 
-    async fn observed_checks(&self, since: Timestamp) -> Result<Vec<ObservedChecks>, StoreError> {
-        let rows: Vec<(String, i64, Option<i64>, i64, f64, f64, i64, f64)> =
+    async fn observed_checks(
+        &self,
+        since: Timestamp,
+        horizon: Duration,
+    ) -> Result<Vec<ObservedChecks>, StoreError> {
+        let rows: Vec<(String, i64, Option<i64>, i64, f64, f64, i64, i64, f64)> =
             sqlx::query_as(OBSERVED)
                 .bind(since.as_millis())
+                .bind(i64::try_from(horizon.as_millis()).unwrap_or(i64::MAX))
                 .fetch_all(&self.reader)
                 .await
                 .map_err(failed("to read what was observed"))?;
@@ -383,6 +390,7 @@ impl ScheduleStore for SqliteStore {
                     reads_mean,
                     delay_mean_ms,
                     max,
+                    found_in_time,
                     found_age,
                 )| {
                     Ok(ObservedChecks {
@@ -396,6 +404,7 @@ impl ScheduleStore for SqliteStore {
                             "detection_delay_ms",
                             max,
                         )?,
+                        found_in_time: unsigned("payments", "count", found_in_time)?,
                         found_age_mean_ms: found_age,
                     })
                 },

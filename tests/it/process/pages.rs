@@ -36,6 +36,7 @@ const FROM_THE_START: &[&str] = &[
     "schedule_samples_total{chain=\"31337\",rail=\"x402\"}",
     "schedule_samples_total{chain=\"31337\",rail=\"mpp\"}",
     "schedule_samples_skipped_total{reason=\"not_shown\"}",
+    "schedule_samples_skipped_total{reason=\"unanswered\"}",
     "schedule_fit_timestamp_seconds{chain=\"31337\",rail=\"x402\"}",
     "schedule_versions_total{chain=\"31337\",outcome=\"adopted\",rail=\"x402\"}",
     "clock_skew_seconds{chain=\"31337\",rail=\"x402\"}",

@@ -1,5 +1,7 @@
 //! What the fit of repeat schedules asks of a store: samples, counted once, and versions.
 
+use std::time::Duration;
+
 use reconciled::domain::{
     ChainId, Finality, Judged, PaymentId, Policy, Rail, RawPayment, Timestamp,
 };
@@ -413,13 +415,25 @@ async fn what_was_observed_is_told_per_version(db: &TestDb) {
     db.apply_at(at(34), &policy, vec![block("slow")]).await;
     let end = hours(24) + 1;
     db.apply_at(at(end), &policy, vec![judged("failed", expired(end))]).await;
-    let seen = db.store.observed_checks(T0).await.unwrap();
+    let horizon = Duration::from_secs(900);
+    let seen = db.store.observed_checks(T0, horizon).await.unwrap();
     assert_eq!(seen.len(), 1);
     assert_eq!((seen[0].series, seen[0].schedule_id, seen[0].payments), (BASE, None, 2));
     assert_eq!(seen[0].reads_mean, 1.5);
     assert_eq!((seen[0].delay_mean_ms, seen[0].delay_max_ms), (25_000.0, 30_000));
-    assert_eq!(seen[0].found_age_mean_ms, 0.0, "found when they were broadcast");
-    assert!(db.store.observed_checks(at(60)).await.unwrap().is_empty());
+    assert_eq!((seen[0].found_in_time, seen[0].found_age_mean_ms), (2, 0.0));
+    assert!(db.store.observed_checks(at(60), horizon).await.unwrap().is_empty());
+    // One was found a minute after its broadcast, and the other only after an outage of hours.
+    for (id, age) in [("fast", 60_i64), ("slow", 7_200)] {
+        let broadcast = (T0.as_millis() - age * 1_000).to_string();
+        let sql = "UPDATE payments SET broadcast_at = ?t WHERE id = ?";
+        db.gateway.execute(sql, &[Some(&broadcast), Some(id)]).await.unwrap();
+    }
+    let seen = db.store.observed_checks(T0, horizon).await.unwrap();
+    assert_eq!((seen[0].payments, seen[0].found_in_time), (2, 1));
+    assert_eq!(seen[0].found_age_mean_ms, 60_000.0, "the outage says nothing about the repeats");
+    let seen = db.store.observed_checks(T0, Duration::from_secs(60)).await.unwrap();
+    assert_eq!((seen[0].found_in_time, seen[0].found_age_mean_ms), (0, 0.0));
 }
 
 async fn a_watch_keeps_the_version_it_started_on(db: &TestDb) {
