@@ -2,10 +2,13 @@
 //!
 //! Payments are broadcast, become unknown, and land or not at given times; the daemon's own discovery,
 //! checker, chain reader and store find out, on a clock that jumps from one due time to the next. Counted
-//! are the reads and how long after its block each payment is detected. A payment that settled and was not
-//! detected by the repeats is missed: in the daemon it waits for the full reconcile, which is not run here.
+//! are the reads and how long after its block each payment is detected.
+//!
+//! A payment that settles after its repeats is found late by the daemon's mandatory check, once its
+//! authorization is over. A poll loop written by hand has no such check: whatever settles after its last
+//! poll is missed for good. The full reconcile, which may come earlier, is not run here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +22,7 @@ use super::stage::Stage;
 use super::{Authorized, SimChain, SimServer, SimSettings};
 use crate::chain::{Chain, ChainSettings, EndpointSettings};
 use crate::clock::{Clock, ManualClock};
-use crate::domain::{Amount, PaymentId, Policy, RawPayment, Timestamp};
+use crate::domain::{Amount, PaymentId, Phase, Policy, RawPayment, Timestamp};
 use crate::schedule::{Pacing, Schedule, Timing};
 use crate::store::{Store, connect};
 use crate::telemetry::{Metrics, rpc_observer};
@@ -28,11 +31,14 @@ use crate::worker::{Checker, CheckerSettings, Discovery, Stop, Stopper, WatchedC
 /// From one block of the replay to the next; a block is made at every multiple of it.
 pub const BLOCK_TIME: Duration = Duration::from_secs(2);
 /// How long an authorization holds. One that would land later never does.
-pub const VALID_FOR: Duration = Duration::from_secs(300);
+pub const VALID_FOR: Duration = Duration::from_secs(600);
 /// The age of the chain at the start, and what heads and logs may be old.
 const HISTORY: Duration = Duration::from_secs(3_600);
-/// Beyond everything a replay lasts, so that only repeats are counted.
-const FINALITY_MARGIN: Duration = Duration::from_secs(6 * 3_600);
+/// How long after the end of its authorization a payment gets its mandatory check. Blocks are final at
+/// once here: how late they are changes nothing else.
+const FINALITY_MARGIN: Duration = Duration::from_secs(60);
+/// Beyond everything a replay lasts.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 3_600);
 const BATCH_MAX: u32 = 500;
 const AMOUNT: u64 = 1_000_000;
 /// Far more than any replay needs, so that a loop ends.
@@ -68,33 +74,60 @@ pub struct ReplaySettings {
     pub found_at: Duration,
     /// How long a block takes to be visible.
     pub visible_after: Duration,
+    /// Whether the mandatory check is made, as the daemon makes it; a loop written by hand has none.
+    pub has_mandatory: bool,
 }
 
 /// What came of a replay.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Replayed {
-    /// Targeted checks made, all payments together.
+    /// First checks and repeats made, all payments together.
     pub reads: u64,
+    /// Mandatory checks made after the repeats.
+    pub mandatory_reads: u64,
     /// From its block to its detection, of each payment that the repeats detected; ascending.
     pub delays: Vec<Duration>,
-    /// Payments that settled and were not detected by the repeats.
+    /// The same of those that only the mandatory check detected.
+    pub late_delays: Vec<Duration>,
+    /// Payments that settled and were never detected.
     pub missed: usize,
     /// JSON-RPC requests made.
     pub requests: u64,
 }
 
 impl Replayed {
-    /// The delay that this share of the detected payments does not exceed.
-    pub fn delay_at(&self, share: f64) -> Duration {
-        let last = self.delays.len().saturating_sub(1);
-        self.delays.get((last as f64 * share).round() as usize).copied().unwrap_or_default()
+    /// The delays of all detected payments. Whoever is detected late settled after all repeats, and waits
+    /// longer than any of the others.
+    fn all(&self) -> impl Iterator<Item = Duration> + '_ {
+        self.delays.iter().chain(&self.late_delays).copied()
     }
 
-    /// The mean delay of the detected payments.
-    pub fn delay_mean(&self) -> Duration {
-        let count = u32::try_from(self.delays.len()).unwrap_or(u32::MAX);
-        self.delays.iter().sum::<Duration>().checked_div(count).unwrap_or_default()
+    /// The delay that this share of the detected payments does not exceed.
+    pub fn delay_at(&self, share: f64) -> Duration {
+        let mut delays: Vec<Duration> = self.all().collect();
+        delays.sort_unstable();
+        let last = delays.len().saturating_sub(1);
+        delays.get((last as f64 * share).round() as usize).copied().unwrap_or_default()
     }
+
+    /// The delays of all detected payments together.
+    pub fn delay_sum(&self) -> Duration {
+        self.all().sum()
+    }
+
+    /// The mean delay of all detected payments.
+    pub fn delay_mean(&self) -> Duration {
+        mean(self.delay_sum(), self.delays.len() + self.late_delays.len())
+    }
+
+    /// The mean delay of those that the repeats detected.
+    pub fn repeats_delay_mean(&self) -> Duration {
+        mean(self.delays.iter().sum(), self.delays.len())
+    }
+}
+
+fn mean(sum: Duration, count: usize) -> Duration {
+    sum.checked_div(u32::try_from(count).unwrap_or(u32::MAX)).unwrap_or_default()
 }
 
 /// Replays payments, on an SQLite database and a simulated chain of its own.
@@ -126,7 +159,7 @@ impl Replay {
         store.migrate().await?;
         let gateway = GatewayDb::connect(&stage.url()).await?;
         let genesis = STORY_START.saturating_sub(HISTORY);
-        let finalized_lag = FINALITY_MARGIN;
+        let finalized_lag = Duration::ZERO;
         let chain = SimChain::new(SimSettings::new(
             STORY_CHAIN,
             genesis,
@@ -153,17 +186,19 @@ impl Replay {
             chain: Chain::new(chain_settings, rpc_observer(&metrics), clock.clone())?,
             schedule: settings.schedule.clone(),
             timing: Timing {
-                finality_margin: FINALITY_MARGIN,
+                finality_margin: if settings.has_mandatory { FINALITY_MARGIN } else { NEVER },
                 deadline_margin: BLOCK_TIME,
                 finality_retry: FINALITY_MARGIN,
                 pacing: settings.pacing,
             },
-            policy: Policy::default(),
+            // A payment that is proven over ends there, and no deadline comes before.
+            policy: Policy { deadline_after: NEVER, early_failure: true, ..Policy::default() },
         };
+        let policy = watched.policy.clone();
         let checker = Checker::new(
             Arc::clone(&store),
             BTreeMap::from([(STORY_CHAIN, Arc::new(watched))]),
-            Policy::default(),
+            policy,
             Arc::<ManualClock>::clone(&clock),
             metrics,
             CheckerSettings { lease_ttl: Duration::from_secs(60) },
@@ -194,15 +229,13 @@ impl Replay {
         let mut waiting: Vec<usize> = (0..payments.len()).collect();
         waiting.sort_by_key(|n| std::cmp::Reverse(payments[*n].after));
         let found = |n: usize| STORY_START.saturating_add(payments[n].after + settings.found_at);
-        let last_repeat = FINALITY_MARGIN / 2;
         let mut replayed = Replayed::default();
         for _ in 0..STEPS_MAX {
             let due = self.store.next_due_at(self.clock.now()).await?;
-            let due = due.filter(|at| at.since(STORY_START) < last_repeat);
+            let due = due.filter(|at| at.since(STORY_START) < NEVER / 2);
             let arrival = waiting.last().map(|n| found(*n));
             let Some(now) = [due, arrival].into_iter().flatten().min() else {
                 replayed.missed = blocks.len();
-                replayed.delays.sort_unstable();
                 replayed.requests = self.server.requests();
                 return Ok(replayed);
             };
@@ -229,18 +262,32 @@ impl Replay {
     ) -> anyhow::Result<()> {
         loop {
             let leased = self.checker.lease_due(BATCH_MAX).await?;
-            let count = leased.followed().len();
-            if count == 0 {
+            if leased.followed().is_empty() {
                 return Ok(());
             }
-            replayed.reads += count as u64;
+            let mut past_repeats = BTreeSet::new();
+            for followed in leased.followed() {
+                match followed.watch.phase {
+                    Phase::Targeted => replayed.reads += 1,
+                    Phase::Reconcile => {
+                        replayed.mandatory_reads += 1;
+                        past_repeats.insert(followed.watch.payment_id.clone());
+                    }
+                    Phase::Late | Phase::Finality | Phase::Closed => {}
+                }
+            }
             for applied in self.checker.finish(leased, &self.stop).await? {
                 let resolved = applied.result.map_err(|e| anyhow::anyhow!("{e:?}"))?;
-                if resolved.recorded {
-                    let block = blocks
-                        .remove(&applied.payment_id)
-                        .with_context(|| format!("{} never settled", applied.payment_id))?;
-                    replayed.delays.push(self.clock.now().since(block));
+                if !resolved.recorded {
+                    continue;
+                }
+                // Else it is one that never settles, and was proven over.
+                let Some(block) = blocks.remove(&applied.payment_id) else { continue };
+                let delay = self.clock.now().since(block);
+                if past_repeats.contains(&applied.payment_id) {
+                    replayed.late_delays.push(delay);
+                } else {
+                    replayed.delays.push(delay);
                 }
             }
         }
@@ -345,6 +392,7 @@ mod tests {
                 pacing: Pacing::default(),
                 found_at: settings.conditions.found_at,
                 visible_after: settings.conditions.visible_after,
+                has_mandatory: true,
             },
         )
         .await
@@ -356,5 +404,33 @@ mod tests {
         assert!((reads - promised.reads).abs() < 1e-9, "{reads} reads of {}", promised.reads);
         let delay = replayed.delay_mean().as_secs_f64();
         assert!((delay - promised.found_delay_secs).abs() < 1e-6, "{delay} s of {promised:?}");
+    }
+
+    /// What a loop that gives up leaves behind, only the daemon's mandatory check finds.
+    #[tokio::test]
+    async fn who_gives_up_misses_what_the_mandatory_check_finds() {
+        let landing = |secs: Option<u64>| Broadcast {
+            after: Duration::ZERO,
+            minable_after: secs.map(Duration::from_secs),
+        };
+        let payments = [landing(Some(5)), landing(Some(100)), landing(None)];
+        let offsets = (0..=15).map(|n| Duration::from_secs(2 * n)).collect();
+        let mut settings = ReplaySettings {
+            schedule: Schedule::new(offsets).unwrap(),
+            pacing: Pacing::default(),
+            found_at: Duration::from_millis(500),
+            visible_after: Duration::from_millis(500),
+            has_mandatory: false,
+        };
+        let gave_up = replay(&payments, &settings).await.unwrap();
+        assert_eq!((gave_up.missed, gave_up.mandatory_reads), (1, 0));
+        assert_eq!((gave_up.delays.len(), gave_up.late_delays.len()), (1, 0));
+        settings.has_mandatory = true;
+        let found = replay(&payments, &settings).await.unwrap();
+        assert_eq!((found.missed, found.reads), (0, gave_up.reads));
+        // One settled, and one never will: each is read once, when its authorization is over.
+        assert_eq!(found.mandatory_reads, 2);
+        let late = VALID_FOR + FINALITY_MARGIN - Duration::from_secs(100);
+        assert_eq!(found.late_delays, [late]);
     }
 }
