@@ -20,6 +20,7 @@ pub mod ledger;
 pub mod postgres;
 pub mod refunds;
 mod row;
+pub mod samples;
 pub mod schedules;
 mod settled_page;
 pub mod sqlite;
@@ -31,6 +32,7 @@ pub use ledger::{
     FinishedRun, Ingested, LedgerStore, Run, Runs, ScanPage, SettledKey, UnprovenPage,
 };
 pub use refunds::{MalformedRefund, RefundPage, RefundStore, SearchDue};
+pub use samples::SampleStore;
 pub use schedules::ScheduleStore;
 pub use url::{DatabaseUrl, connect};
 
@@ -165,7 +167,7 @@ pub struct StoryCheck {
 /// What the daemon asks of a database. One conformance suite holds for every implementation.
 #[async_trait]
 pub trait Store:
-    FlagStore + LedgerStore + RefundStore + ScheduleStore + Send + Sync + 'static
+    FlagStore + LedgerStore + RefundStore + SampleStore + ScheduleStore + Send + Sync + 'static
 {
     /// Creates or upgrades our own tables, and the gateway's where they are absent.
     async fn migrate(&self) -> Result<(), StoreError>;

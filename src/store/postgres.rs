@@ -27,6 +27,7 @@ mod read;
 mod record;
 mod refunds;
 mod rows;
+mod samples;
 mod schedules;
 mod schema;
 mod watches;

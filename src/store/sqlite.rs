@@ -26,6 +26,7 @@ mod ledger;
 mod load;
 mod read;
 mod refunds;
+mod samples;
 mod schedules;
 mod schema;
 mod watches;

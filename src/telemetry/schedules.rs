@@ -6,7 +6,8 @@ use prometheus::{GaugeVec, HistogramVec, IntCounterVec, Registry};
 
 use super::{counters, gauges, histograms, seconds};
 use crate::domain::{ChainId, Rail, column_code};
-use crate::store::schedules::{SampleCount, SampleKey, Series, Version};
+use crate::store::samples::{SampleCount, SampleKey};
+use crate::store::schedules::{Series, Version};
 
 column_code! {
     /// Why a settled payment is no sample.

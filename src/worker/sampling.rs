@@ -27,10 +27,11 @@ use crate::domain::{
     BlockTime, ChainId, PaidAfter, Payment, PaymentId, Policy, Timestamp, Verdict, judge,
 };
 use crate::schedule::Grid;
-use crate::store::schedules::{
-    BinGrid, Part, SampleBin, SampleCount, SampleKey, Series, SettledPayment, SettledStretch,
-    Watermark, epoch_of,
+use crate::store::samples::{
+    BinGrid, Part, SampleBin, SampleCount, SampleKey, SettledPayment, SettledStretch, Watermark,
+    epoch_of,
 };
+use crate::store::schedules::Series;
 use crate::store::{Store, StoreError};
 use crate::telemetry::{Metrics, SkippedSample};
 

@@ -184,6 +184,7 @@ impl Task for Tuning {
         let newest = self.schedules.refresh(self.store.as_ref()).await?;
         self.metrics.schedules.in_use(&newest, self.schedules.adopts());
         let before = self.clock.now().saturating_sub(self.settings.window);
+        self.store.prune_samples(before, PRUNE_BATCH).await?;
         self.store.prune_schedules(before, PRUNE_BATCH).await?;
         tuned?;
         Ok(Activation::default())

@@ -16,9 +16,8 @@ use reconciled::domain::{Amount, ChainId, Rail, RawPayment, Timestamp};
 use reconciled::schedule::{Adoption, LatencyCounts, Schedule, Survival, expected, fit};
 use reconciled::sim::gateway::GatewayDb;
 use reconciled::sim::{Authorized, Fault, FaultKind, SimChain, SimServer, SimSettings};
-use reconciled::store::schedules::{
-    Part, SampleBin, SampleCount, SampleKey, Series, Watermark, epoch_of,
-};
+use reconciled::store::samples::{Part, SampleBin, SampleCount, SampleKey, Watermark, epoch_of};
+use reconciled::store::schedules::Series;
 use reconciled::store::{DatabaseUrl, Store, connect};
 use reconciled::telemetry::{Metrics, VersionOutcome};
 use reconciled::worker::sampling::{HELD_OUT_ONE_IN, WAITS_MAX, bin_grid, part_of};

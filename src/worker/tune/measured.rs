@@ -7,9 +7,8 @@ use super::{ChainTuning, TuneSettings};
 use crate::domain::{ChainId, Rail, Timestamp};
 use crate::errors::error_chain;
 use crate::schedule::{Bin, Conditions, FitSettings, Grid, LatencyCounts, Schedule};
-use crate::store::schedules::{
-    ObservedChecks, Part, SampleBin, Series, Version, epoch_of, epoch_start,
-};
+use crate::store::samples::{ObservedChecks, Part, SampleBin, epoch_of, epoch_start};
+use crate::store::schedules::{Series, Version};
 use crate::store::{Store, StoreError};
 use crate::worker::sampling::{HELD_OUT_ONE_IN, bin_grid};
 

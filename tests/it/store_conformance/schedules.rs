@@ -5,10 +5,10 @@ use std::time::Duration;
 use reconciled::domain::{
     ChainId, Finality, Judged, PaymentId, Policy, Rail, RawPayment, Timestamp,
 };
-use reconciled::store::schedules::{
-    BinGrid, NewVersion, OpenAges, Part, SampleBin, SampleCount, SampleKey, Series, Watermark,
-    epoch_of,
+use reconciled::store::samples::{
+    BinGrid, OpenAges, Part, SampleBin, SampleCount, SampleKey, Watermark, epoch_of,
 };
+use reconciled::store::schedules::{NewVersion, Series};
 use serde_json::json;
 
 use super::harness::{
@@ -392,7 +392,8 @@ async fn pruning_leaves_what_is_in_use(db: &TestDb) {
     let follows = format!("UPDATE {{watches}} SET schedule_id = {}", ids[1]);
     db.gateway.execute(&follows, &[]).await.unwrap();
 
-    assert_eq!(db.store.prune_schedules(T0, 100).await.unwrap(), 1);
+    assert_eq!(db.store.prune_samples(T0, 100).await.unwrap(), 1);
+    assert_eq!(db.store.prune_schedules(T0, 100).await.unwrap(), 0);
     assert_eq!(stored(db).await, [bins[1]]);
     assert_eq!(db.count("{schedules}").await, 5, "none is older than that");
     assert_eq!(db.store.prune_schedules(at(100), 1).await.unwrap(), 1, "as many as were asked for");
