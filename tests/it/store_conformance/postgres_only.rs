@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use reconciled::domain::{Outcome, PaymentId, Phase, Policy, RawPayment};
 use reconciled::sim::gateway::GatewayDb;
+use reconciled::store::samples::Watermark;
 use reconciled::store::{DatabaseUrl, Lease, Store, StoreError, connect};
 use sqlx::{AssertSqlSafe, Connection as _};
 
@@ -635,4 +636,52 @@ async fn a_gateway_that_never_lets_go_of_a_row_costs_one_payment_and_not_the_res
     assert!(refused.contains("lock timeout"), "{refused}");
     assert!(resolved(&applied, "p2").recorded);
     transaction.rollback().await.unwrap();
+}
+
+/// A page of settled payments is found by its index, however many there are: some rows per place are looked
+/// at, and no table is read from one end to the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_search_for_settled_payments_seeks_to_its_watermark() {
+    const PAYMENTS: u32 = 100_000;
+    const PAGE: u32 = 100;
+    let db = TestDb::postgres().await;
+    payments(&db, PAYMENTS).await;
+    // Every other one was settled by us.
+    for sql in [
+        "UPDATE payments SET status = 'settled',
+                settled_at = created_at + substr(id, 2)::int * interval '1 ms'",
+        "INSERT INTO reconciled.resolutions (payment_id, outcome, verdict, evidence, settles, resolved_at)
+         SELECT id, 'paid', 'settled', '{}', true, settled_at FROM payments
+          WHERE substr(id, 2)::int % 2 = 0",
+        "VACUUM ANALYZE payments",
+        "VACUUM ANALYZE reconciled.resolutions",
+    ] {
+        run(&db, sql).await;
+    }
+    let touched = async || {
+        let sql = "SELECT sum(seq_tup_read)::text, sum(idx_tup_fetch)::text
+                     FROM pg_stat_user_tables WHERE relname IN ('payments', 'resolutions')";
+        let rows = db.gateway.rows(sql, &[], 2).await.unwrap();
+        [0, 1].map(|n| rows[0][n].as_deref().unwrap().parse::<u64>().unwrap())
+    };
+    // A connection tells its figures at most once a second: until they stand still.
+    let mut before = [0, 0];
+    while before != touched().await {
+        before = touched().await;
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+    }
+    let store = db.replica().await;
+    let stretch = store.settled_after(&Watermark::before(at(50)), at(3_600), PAGE).await.unwrap();
+    assert!(stretch.is_full);
+    let found = stretch.payments.len();
+    assert_eq!(found, 67, "two places for each of ours, of which one counts");
+    let mut after = before;
+    while after[1] == before[1] {
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        store.settled_after(&Watermark::before(at(3_600)), at(3_600), 1).await.unwrap();
+        after = touched().await;
+    }
+    assert_eq!(after[0], before[0], "no table is read from end to end");
+    let fetched = after[1] - before[1];
+    assert!(fetched <= 10 * u64::from(PAGE), "{fetched} rows for a page of {PAGE}");
 }
