@@ -16,7 +16,7 @@ use crate::chain::Chain;
 use crate::cli::ConfigArgs;
 use crate::clock::{Clock, SystemClock};
 use crate::config::{Config, ConfigError, ConfiguredChain};
-use crate::domain::{ChainId, Policy, RefundPolicy};
+use crate::domain::{ChainId, Policy};
 use crate::errors::error_chain;
 use crate::http::{Pages, serve};
 use crate::schedule::Schedule;
@@ -26,7 +26,7 @@ use crate::worker::tune::ChainTuning;
 use crate::worker::{
     AskForRuns, Checker, CheckerSettings, Discovery, Driver, Maintenance, Probes, Reconcile,
     ReconcileSettings, Reconciler, RefundSettings, Refunds, Sampling, Schedules, Stop, Targeted,
-    Tuning, WatchedChain,
+    Task, Tuning, WatchedChain,
 };
 
 /// The share of the grace period that reading may go on for; the rest is for giving leases back.
@@ -87,24 +87,10 @@ pub async fn run(args: &ConfigArgs) -> anyhow::Result<Ending> {
     if let Err(error) = schedules.refresh(store.as_ref()).await {
         tracing::warn!(error = error_chain(&error), "fitted schedules could not be read yet");
     }
-    let refunding: BTreeMap<ChainId, RefundPolicy> =
-        chains.iter().map(|chain| (chain.settings.chain_id, chain.refunds.clone())).collect();
     let parts = Parts { store: &store, clock: &clock, metrics: &metrics, schedules };
     let works = parts.assemble(&config, chains, policy)?;
     let mut driver = Driver::new(Arc::clone(&clock), metrics.clone(), stop.clone());
-    let of_chain = |(id, policy)| Some((id, (Arc::clone(works.watched.get(&id)?), policy)));
-    let refunds = Refunds {
-        store: Arc::clone(&store),
-        chains: refunding.into_iter().filter_map(of_chain).collect(),
-        clock: Arc::clone(&clock),
-        metrics: metrics.clone(),
-        settings: RefundSettings {
-            every: config.refunds.every.0,
-            owed_every: config.refunds.owed_every.0,
-            batch_max: config.refunds.batch_max,
-        },
-    };
-    start_tasks(&config, &works, refunds, &mut driver, tick);
+    start_tasks(&config, &works, &mut driver, tick);
     if config.schedule.enabled {
         parts.start_fitting(&config, repeats, works, &mut driver);
     }
@@ -183,14 +169,8 @@ pub fn watch_chain(
 }
 
 /// Starts every task; `tick` has a full reconcile asked for.
-fn start_tasks(
-    config: &Config,
-    works: &Works,
-    refunds: Refunds,
-    driver: &mut Driver,
-    tick: Arc<Notify>,
-) {
-    let Works { checker, reconciler, .. } = works;
+fn start_tasks(config: &Config, works: &Works, driver: &mut Driver, tick: Arc<Notify>) {
+    let Works { checker, reconciler, refunds, .. } = works;
     let due = Arc::new(Notify::new());
     let every = config.discovery.every.0;
     let discovery = Discovery {
@@ -217,37 +197,43 @@ fn start_tasks(
     driver.start(Arc::new(targeted), every, due);
     driver.start(Arc::new(ask), TICKED, tick);
     driver.start(Arc::new(reconcile), RECONCILE_POLL, asked);
-    driver.start(Arc::new(refunds), config.refunds.every.0, Arc::new(Notify::new()));
+    driver.start(
+        Arc::clone(refunds) as Arc<dyn Task>,
+        config.refunds.every.0,
+        Arc::new(Notify::new()),
+    );
     let probes = Probes { chains: checker.chains().clone(), clock: Arc::clone(checker.clock()) };
     driver.start(Arc::new(probes), config.health.every.0, Arc::new(Notify::new()));
     driver.start(Arc::new(maintenance), MAINTENANCE_EVERY, Arc::new(Notify::new()));
 }
 
 /// What does the work.
-pub(super) struct Works {
+pub struct Works {
     /// Checks payments.
-    pub(super) checker: Arc<Checker>,
+    pub checker: Arc<Checker>,
     /// Makes full reconciles.
-    pub(super) reconciler: Arc<Reconciler>,
+    pub reconciler: Arc<Reconciler>,
+    /// Looks for refunds.
+    pub refunds: Arc<Refunds>,
     watched: BTreeMap<ChainId, Arc<WatchedChain>>,
     tunings: BTreeMap<ChainId, ChainTuning>,
 }
 
 /// What it is put together from.
-pub(super) struct Parts<'a> {
+pub struct Parts<'a> {
     /// The database.
-    pub(super) store: &'a Arc<dyn Store>,
+    pub store: &'a Arc<dyn Store>,
     /// The clock.
-    pub(super) clock: &'a Arc<dyn Clock>,
+    pub clock: &'a Arc<dyn Clock>,
     /// The metrics.
-    pub(super) metrics: &'a Metrics,
+    pub metrics: &'a Metrics,
     /// The repeat schedules that are in use.
-    pub(super) schedules: Arc<Schedules>,
+    pub schedules: Arc<Schedules>,
 }
 
 impl Parts<'_> {
     /// Puts together what does the work.
-    pub(super) fn assemble(
+    pub fn assemble(
         &self,
         config: &Config,
         chains: Vec<ConfiguredChain>,
@@ -256,11 +242,14 @@ impl Parts<'_> {
         let mut watched = BTreeMap::new();
         let mut tunings = BTreeMap::new();
         let mut receivers = BTreeMap::new();
+        let mut refunding = BTreeMap::new();
         for chain in chains {
             let tuning = ChainTuning { grid: chain.grid, settings: chain.fit };
-            let of_chain = chain.receivers.clone();
+            let (of_chain, refund_policy) = (chain.receivers.clone(), chain.refunds.clone());
             let (id, chain) = watch_chain(chain, self.metrics, Arc::clone(self.clock))?;
-            watched.insert(id, Arc::new(chain));
+            let chain = Arc::new(chain);
+            refunding.insert(id, (Arc::clone(&chain), refund_policy));
+            watched.insert(id, chain);
             tunings.insert(id, tuning);
             receivers.insert(id, of_chain);
         }
@@ -282,7 +271,19 @@ impl Parts<'_> {
         };
         let metrics = self.metrics.clone();
         let reconciler = Reconciler::new(Arc::clone(&checker), receivers, metrics, settings);
-        Ok(Works { checker, reconciler: Arc::new(reconciler), watched, tunings })
+        let refunds = Refunds {
+            store: Arc::clone(self.store),
+            chains: refunding,
+            clock: Arc::clone(self.clock),
+            metrics: self.metrics.clone(),
+            settings: RefundSettings {
+                every: config.refunds.every.0,
+                owed_every: config.refunds.owed_every.0,
+                batch_max: config.refunds.batch_max,
+            },
+        };
+        let (reconciler, refunds) = (Arc::new(reconciler), Arc::new(refunds));
+        Ok(Works { checker, reconciler, refunds, watched, tunings })
     }
 
     /// Starts the tasks that fit the repeat schedules.

@@ -2,7 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use alloy_primitives::U256;
+use reconciled::domain::{Account, Amount, Totals};
+
 use super::fates::{AMOUNT, PAY_TO, Play};
+use super::ground::Ground;
 use super::story::{Endpoints, Story};
 use super::truth::{Moved, Truth};
 use crate::support::fault_proxy::faults::Fault;
@@ -11,35 +15,50 @@ use crate::support::fault_proxy::faults::Fault;
 struct Books {
     orders: BTreeMap<String, (String, Option<String>)>,
     payments: BTreeMap<String, String>,
-    /// Payment to reason, amount, transaction and log index.
-    refunds: BTreeMap<String, (String, u64, String, u64)>,
+    refunds: BTreeMap<String, Refund>,
     /// Payment to the transaction and log index recorded as its transfer.
     transfers: BTreeMap<String, (String, u64)>,
     flags: BTreeSet<String>,
+    /// Transaction and log index of the money that is flagged as nobody's.
+    unmatched: BTreeSet<(String, u64)>,
     open_watches: Vec<Vec<Option<String>>>,
 }
 
+/// A refund record.
+struct Refund {
+    reason: String,
+    status: String,
+    amount: u64,
+    /// The transaction and log index of the money that goes back.
+    place: (String, u64),
+}
+
 impl Books {
-    async fn of(story: &Story) -> Self {
+    async fn of(story: &Story<impl Ground>) -> Self {
         let gateway = &story.worker.gateway;
         let texts = async |sql: &str, columns| -> Vec<Vec<String>> {
             let rows = gateway.rows(sql, &[], columns).await.unwrap();
             rows.into_iter().map(|row| row.into_iter().map(Option::unwrap).collect()).collect()
         };
-        let refunds = "SELECT payment_id, reason, CAST(amount AS TEXT), tx_hash, \
+        let refunds = "SELECT payment_id, reason, status, CAST(amount AS TEXT), tx_hash, \
                        CAST(log_index AS TEXT) FROM {refunds_owed} WHERE status <> 'void'";
         let transfers = "SELECT payment_id, tx_hash, CAST(log_index AS TEXT) FROM {transfers} \
                          WHERE orphaned_at IS NULL AND payment_id IS NOT NULL";
+        let unmatched = "SELECT subject FROM {flags} \
+                         WHERE kind = 'unmatched_transfer' AND closed_at IS NULL";
         let open = "SELECT payment_id, phase, last_verdict FROM {watches} WHERE phase <> 'closed'";
         Self {
             orders: gateway.orders().await.unwrap(),
             payments: gateway.payments().await.unwrap(),
-            refunds: texts(refunds, 5)
+            refunds: texts(refunds, 6)
                 .await
                 .into_iter()
                 .map(|r| {
-                    let (amount, place) = (r[2].parse().unwrap(), r[4].parse().unwrap());
-                    (r[0].clone(), (r[1].clone(), amount, r[3].clone(), place))
+                    let [payment, reason, status, amount, tx_hash, log_index] =
+                        <[String; 6]>::try_from(r).unwrap();
+                    let amount = amount.parse().unwrap();
+                    let place = (tx_hash, log_index.parse().unwrap());
+                    (payment, Refund { reason, status, amount, place })
                 })
                 .collect(),
             transfers: texts(transfers, 3)
@@ -47,15 +66,24 @@ impl Books {
                 .into_iter()
                 .map(|r| (r[0].clone(), (r[1].clone(), r[2].parse().unwrap())))
                 .collect(),
+            unmatched: texts(unmatched, 1).await.into_iter().map(|r| place(&r[0])).collect(),
             flags: gateway.open_flags().await.unwrap().into_iter().collect(),
             open_watches: gateway.rows(open, &[], 3).await.unwrap(),
         }
     }
 }
 
-impl Story {
+/// The transaction and log index that a flag is about.
+fn place(subject: &str) -> (String, u64) {
+    let mut parts = subject.split(':').skip(1);
+    (parts.next().unwrap().to_owned(), parts.next().unwrap().parse().unwrap())
+}
+
+impl<G: Ground> Story<G> {
     /// Holds the whole database against the whole chain.
-    pub(super) async fn check_ending(&self) {
+    pub(super) async fn check_ending(&mut self) {
+        let refunded = self.pay_refunds().await;
+        let report = self.reconcile_to_the_end(refunded.len()).await;
         let truth = Truth::of(&self.chain).await;
         let books = Books::of(self).await;
         let mut wrong = Vec::new();
@@ -71,7 +99,22 @@ impl Story {
         }
         let open = |flag: &&String| flag.starts_with("inconclusive_at_deadline");
         wrong.extend(books.flags.iter().filter(open).map(|flag| format!("still flagged: {flag}")));
-        wrong.extend(drift(&truth, &books));
+        let (sums, more) = sums(&truth, &books);
+        wrong.extend(more);
+        if (report.totals, report.drift.is_zero()) != (sums, true) {
+            wrong.push(format!("{sums:?} are in the books, and the reconcile says {report:?}"));
+        }
+        let paid_back = books.refunds.iter().filter(|(_, refund)| refund.status == "paid");
+        let paid_back: BTreeSet<String> = paid_back.map(|(payment, _)| payment.clone()).collect();
+        if paid_back != refunded {
+            wrong.push(format!("{refunded:?} were refunded, and {paid_back:?} are said to be"));
+        }
+        let is_rich = [sums.paid, sums.owed, sums.refunded, sums.flagged]
+            .iter()
+            .all(|sum| *sum != Amount::ZERO);
+        if !is_rich || self.failed_once.is_empty() {
+            wrong.push(format!("too little happened: {sums:?}"));
+        }
         assert!(wrong.is_empty(), "seed {}: {wrong:#?}\n{}", self.seed, self.figures());
         self.check_that_much_was_played();
     }
@@ -125,7 +168,7 @@ impl Story {
             (count, None) => {
                 // Or a reorg took the money of the payment that paid it, for good.
                 let is_twin =
-                    |id: &String| books.refunds.get(id).is_some_and(|r| r.0 == "duplicate");
+                    |id: &String| books.refunds.get(id).is_some_and(|r| r.reason == "duplicate");
                 let was_over = status == "canceled"
                     || status == "failed"
                         && settled.iter().all(|id| self.was_late(id) || is_twin(id));
@@ -172,15 +215,15 @@ impl Story {
     }
 }
 
-/// Each transfer to the merchant pays one order, is owed back once, or is flagged; nothing is left over.
-fn drift(truth: &Truth, books: &Books) -> Vec<String> {
+/// What each account must hold, summed up from the chain and the books' own rows, and what is wrong with it:
+/// each transfer to the merchant pays one order, is owed back once, or is flagged; nothing is left over.
+fn sums(truth: &Truth, books: &Books) -> (Totals, Vec<String>) {
     let mut wrong = Vec::new();
-    let on_chain: u64 = truth.received.get(&PAY_TO).map_or(0, |all| all.iter().sum());
+    let mut sums = Totals::default();
     let mut accounted: BTreeMap<(String, u64), Vec<String>> = BTreeMap::new();
-    let mut paid = 0;
     for (order, (status, paid_by)) in &books.orders {
         let Some(by) = paid_by.as_ref().filter(|_| status == "paid") else { continue };
-        paid += AMOUNT;
+        sums.add(Account::Paid, amount(AMOUNT));
         match books.transfers.get(by) {
             Some(place) => {
                 accounted.entry(place.clone()).or_default().push(format!("pays {order}"));
@@ -188,30 +231,32 @@ fn drift(truth: &Truth, books: &Books) -> Vec<String> {
             None => wrong.push(format!("{order} is paid by {by}, which has no transfer")),
         }
     }
-    let mut owed = 0;
-    for (payment, (_, amount, tx_hash, log_index)) in &books.refunds {
-        owed += amount;
-        let place = (tx_hash.clone(), *log_index);
-        accounted.entry(place).or_default().push(format!("owed for {payment}"));
+    for (payment, refund) in &books.refunds {
+        let account = if refund.status == "paid" { Account::Refunded } else { Account::Owed };
+        sums.add(account, amount(refund.amount));
+        let told = format!("{} for {payment}", refund.status);
+        accounted.entry(refund.place.clone()).or_default().push(told);
     }
-    let mut flagged = 0;
-    for (place, (to, value)) in truth.places() {
-        let uses = accounted.remove(&place).unwrap_or_default();
-        // Another amount than any payment's: its payment is flagged, and a person decides.
-        if to == PAY_TO && value != AMOUNT {
-            flagged += value;
+    for (place, value) in truth.received(PAY_TO) {
+        sums.chain = sums.chain.saturating_add(amount(value));
+        let mut uses = accounted.remove(place).unwrap_or_default();
+        if books.unmatched.contains(place) {
+            sums.add(Account::Flagged, amount(value));
+            uses.push("flagged".to_owned());
         }
-        let expected = usize::from(to == PAY_TO && value == AMOUNT);
-        if uses.len() != expected {
-            wrong.push(format!("{value} to {to} at {place:?}: {uses:?}"));
+        if uses.len() != 1 {
+            wrong.push(format!("{value} at {place:?}: {uses:?}"));
         }
     }
     if !accounted.is_empty() {
         wrong.push(format!("not on the chain: {accounted:?}"));
     }
-    if on_chain != paid + owed + flagged {
-        let told = format!("on chain {on_chain}, paid {paid}, owed {owed}, flagged {flagged}");
-        wrong.push(format!("drift: {told}"));
+    if !sums.drift().is_zero() {
+        wrong.push(format!("drift {}: {sums:?}", sums.drift()));
     }
-    wrong
+    (sums, wrong)
+}
+
+fn amount(units: u64) -> Amount {
+    Amount::new(U256::from(units))
 }

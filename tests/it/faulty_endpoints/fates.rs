@@ -50,17 +50,29 @@ pub(super) enum Step {
     Fail(usize),
     /// The gateway gives up its order.
     GiveUp(usize),
+    /// Money comes that no payment tells of.
+    Stray(usize),
+}
+
+/// Money that nobody claims.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Stray {
+    /// An authorization that no row tells of.
+    Authorized(Authorization),
+    /// No authorization at all: from whom, and how much.
+    Bare(Address, u64),
 }
 
 /// The whole script.
 #[derive(Debug, Default)]
 pub(super) struct Script {
     pub(super) plays: Vec<Play>,
+    pub(super) strays: Vec<Stray>,
     pub(super) steps: BTreeMap<u64, Vec<Step>>,
 }
 
 /// How payments end. What a reorg makes of it comes on top.
-const FATES: u64 = 14;
+const FATES: u64 = 16;
 
 impl Script {
     /// `count` payments, of every fate about as many, when `start` is the time of tick 0.
@@ -85,6 +97,9 @@ impl Script {
 
     fn write_one(&mut self, n: u64, start: u64, dice: &mut Dice) {
         let at = 1 + dice.roll(0..WRITING_TICKS);
+        if n % FATES >= FATES - 2 {
+            return self.stray(n, at, start, dice);
+        }
         let order = format!("o{n:03}");
         let status = *dice.pick(&["unknown", "unknown", "settle_failed", "settling"]);
         let short = 1 + dice.roll(1..12);
@@ -143,6 +158,23 @@ impl Script {
                 self.step(soon, Step::Use(one));
             }
         }
+    }
+
+    fn stray(&mut self, n: u64, at: u64, start: u64, dice: &mut Dice) {
+        let payer = payer_key(n % RICH_PAYERS).address();
+        let value = *dice.pick(&[AMOUNT, 2 * AMOUNT, 1]);
+        self.strays.push(match n % 2 {
+            0 => Stray::Bare(payer, value),
+            _ => Stray::Authorized(Authorization {
+                payer,
+                to: PAY_TO,
+                value,
+                valid_after: 0,
+                valid_before: start + (at + DEADLINE_TICKS) * TICK_SECS,
+                nonce: keccak256(format!("stray {n} at {start}")),
+            }),
+        });
+        self.step(at, Step::Stray(self.strays.len() - 1));
     }
 
     fn step(&mut self, tick: u64, step: Step) {

@@ -5,24 +5,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
+use alloy_primitives::Address;
 use reconciled::domain::{RawPayment, Timestamp};
 use reconciled::sim::gateway::{NewOrder, OrderUpdate};
-use serde_json::json;
+use reconciled::worker::ReceiverReport;
 
-use super::fates::{AMOUNT, DEADLINE_TICKS, PAY_TO, Play, Script, Step, TICK_SECS};
+use super::fates::{AMOUNT, DEADLINE_TICKS, PAY_TO, Play, Script, Step, Stray, TICK_SECS};
+use super::ground::{FINALIZED_BEHIND, Ground, TICK_BLOCKS};
 use super::truth::Past;
-use crate::support::anvil::{ANVIL_CHAIN_ID, TokenOnAnvil};
+use crate::support::anvil::{Authorization, RICH_PAYERS, payer_key};
 use crate::support::dice::Dice;
 use crate::support::fault_proxy::faults::Fault;
 use crate::support::fault_proxy::lies::Lie;
-use crate::support::fault_proxy::{FaultProxy, Manners, number};
+use crate::support::fault_proxy::{FaultProxy, Manners};
 use crate::support::worker::{Home, Worker};
-
-/// Blocks of one tick, beside those that hold transactions.
-const TICK_BLOCKS: u64 = 8;
-
-/// Finalized is twice as many blocks behind the head.
-const SLOTS_IN_AN_EPOCH: u64 = 8;
 
 /// At the end everybody behaves for so many ticks, so that what is left can be concluded.
 const CALM_TICKS: u64 = 4;
@@ -35,9 +31,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Watches that are not.
 const OPEN: &str = "{watches} WHERE phase <> 'closed'";
-
-/// The chain's time of tick 0, well after anything that real time may do to it.
-const START_SECS: u64 = 1_900_000_000;
 
 /// Who serves the chain, and how many must agree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,10 +57,15 @@ impl Endpoints {
     }
 }
 
+/// Who pays refunds.
+fn refund_wallet() -> Address {
+    payer_key(RICH_PAYERS - 1).address()
+}
+
 /// A story under way.
-pub(super) struct Story {
+pub(super) struct Story<G> {
     pub(super) seed: u64,
-    pub(super) chain: TokenOnAnvil,
+    pub(super) chain: G,
     pub(super) worker: Worker,
     pub(super) script: Script,
     endpoints: Endpoints,
@@ -100,9 +98,12 @@ struct Resolution {
     payment: String,
     outcome: String,
     verdict: String,
+    /// Only for people.
+    #[allow(dead_code, reason = "shown where something is wrong")]
+    evidence: String,
 }
 
-impl Story {
+impl<G: Ground> Story<G> {
     pub(super) async fn start(
         home: Home,
         endpoints: Endpoints,
@@ -110,26 +111,28 @@ impl Story {
         seed: u64,
     ) -> Self {
         let mut dice = Dice::new(seed);
-        let chain = TokenOnAnvil::start(SLOTS_IN_AN_EPOCH).await;
-        chain.anvil.rpc("evm_setNextBlockTimestamp", json!([START_SECS])).await;
-        chain.anvil.mine(3 * SLOTS_IN_AN_EPOCH).await;
-        let start = chain.anvil.block("latest").await.time.as_secs();
+        let chain = G::start().await;
+        let start = chain.node().block("latest").await.time.as_secs();
         let script = Script::write(payments, start, &mut dice);
         let mut proxies = Vec::new();
         for place in 0..endpoints.count() as u64 {
             let seed = dice.roll(0..u64::MAX) ^ place;
-            let url = chain.anvil.url();
-            proxies.push(FaultProxy::start(url, ANVIL_CHAIN_ID, 2 * SLOTS_IN_AN_EPOCH, seed).await);
+            let (url, id) = (chain.node().url(), chain.chain_id());
+            proxies.push(FaultProxy::start(url, id, FINALIZED_BEHIND, seed).await);
         }
         let quorum = endpoints.quorum();
         let mut configuration = format!(
             "[policy]\nquorum = {quorum}\npositive_quorum = {quorum}\n\
              [checks]\nlease_ttl = \"60s\"\nrepeats = [\"0s\", \"20m\", \"1h\", \"2h\", \"5h\"]\n\
              [discovery]\nstale_after = \"30m\"\n\
-             [[chains]]\nchain_id = {ANVIL_CHAIN_ID}\nblock_time = \"150s\"\n\
+             [[chains]]\nchain_id = {id}\nblock_time = \"150s\"\n\
              finality_margin = \"50m\"\nhead_age_max = \"30m\"\nhead_lag_max = \"15m\"\n\
              log_range_max = 300\n\
-             batch_max = 100\nrequest_timeout = \"1s\"\n"
+             batch_max = 100\nrequest_timeout = \"1s\"\nrefund_wallets = [\"{wallet}\"]\n\
+             [[chains.receivers]]\ntoken = \"{token}\"\npay_to = \"{PAY_TO}\"\nfirst_block = 1\n",
+            id = chain.chain_id(),
+            token = chain.token(),
+            wallet = refund_wallet(),
         );
         for (name, proxy) in ('a'..).zip(&proxies) {
             let url = proxy.url();
@@ -194,20 +197,74 @@ impl Story {
         self.hold_against_the_truth().await;
     }
 
+    /// A batch pays every other refund, and writes nothing down. Returns whose, once that is final.
+    pub(super) async fn pay_refunds(&mut self) -> BTreeSet<String> {
+        let sql = "SELECT payment_id, payer, CAST(amount AS TEXT), refund_nonce \
+                   FROM {refunds_owed} WHERE status = 'owed' ORDER BY id";
+        let owed = self.worker.gateway.rows(sql, &[], 4).await.unwrap();
+        let claim = "UPDATE {refunds_owed} SET status = 'claimed', claimed_by = 'batch' \
+                     WHERE payment_id = ?";
+        let mut refunded = BTreeSet::new();
+        for record in owed.into_iter().step_by(2) {
+            let [payment, payer, amount, nonce] =
+                <[_; 4]>::try_from(record).unwrap().map(Option::unwrap);
+            let refund = Authorization {
+                payer: refund_wallet(),
+                to: payer.parse().unwrap(),
+                value: amount.parse().unwrap(),
+                valid_after: 0,
+                valid_before: u64::MAX,
+                nonce: nonce.parse().unwrap(),
+            };
+            // Nobody pays himself.
+            if refund.payer != refund.to {
+                self.worker.gateway.execute(claim, &[Some(&payment)]).await.unwrap();
+                self.chain.use_together(&[refund]).await.unwrap();
+                refunded.insert(payment);
+            }
+        }
+        self.chain.end_acts().await;
+        for _ in 0..FINALIZED_BEHIND / TICK_BLOCKS + 1 {
+            self.move_to(self.worker.now().as_millis() as u64 / 1_000 + TICK_SECS).await;
+        }
+        refunded
+    }
+
+    /// Searches for refunds and full reconciles through endpoints that go wrong again, until so many refunds
+    /// were found and all that is final is read: what the last one says of the merchant.
+    pub(super) async fn reconcile_to_the_end(&mut self, refunded: usize) -> ReceiverReport {
+        let finalized = self.chain.node().block("finalized").await.number;
+        let started = Instant::now();
+        loop {
+            // What was passed over because an endpoint kept logs back is searched again after a while.
+            self.move_to(self.worker.now().as_millis() as u64 / 1_000 + TICK_SECS).await;
+            self.misbehave(false).await;
+            self.worker.search_refunds().await;
+            let report = self.worker.reconcile().await;
+            let [receiver] = report.receivers.as_slice() else { panic!("{report:?}") };
+            let is_whole = report.problems.is_empty() && receiver.up_to.number >= finalized;
+            let paid = "{refunds_owed} WHERE status = 'paid'";
+            let paid = self.worker.gateway.count(paid).await.unwrap();
+            if is_whole && paid >= refunded as u64 {
+                return receiver.clone();
+            }
+            assert!(started.elapsed() < PATIENCE, "seed {}: {report:?}", self.seed);
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
     // ---- The chain
 
     /// Mines to a time of the chain, and shows it on the clock.
     async fn move_to(&self, secs: u64) {
-        let anvil = &self.chain.anvil;
-        let pause = TICK_SECS / TICK_BLOCKS;
-        let head = anvil.block("latest").await.time.as_secs();
-        let first = (secs - pause * (TICK_BLOCKS - 1)).max(head + 1);
-        anvil.rpc("evm_setNextBlockTimestamp", json!([first])).await;
-        anvil.rpc("anvil_mine", json!(["0x1"])).await;
-        let rest = format!("{:#x}", TICK_BLOCKS - 1);
-        anvil.rpc("anvil_mine", json!([rest, format!("{pause:#x}")])).await;
-        let head = anvil.block("latest").await.time;
-        assert!(head.as_secs().abs_diff(secs) < 2 * pause, "{head:?} is about {secs}");
+        self.chain.move_to(secs).await;
+        self.show_time().await;
+        let now = self.worker.now().as_millis() as u64 / 1_000;
+        assert!(now.abs_diff(secs) < TICK_SECS / 4, "{now} is about {secs}");
+    }
+
+    async fn show_time(&self) {
+        let head = self.chain.node().block("latest").await.time;
         self.worker.clock.set(Timestamp::from(head));
     }
 
@@ -216,8 +273,20 @@ impl Story {
         for step in steps {
             match *step {
                 Step::Use(play) => uses.push(play),
-                Step::Cancel(play) => self.cancel(play).await,
-                Step::Fail(play) => self.fail(play).await,
+                Step::Cancel(play) => {
+                    let block = self.chain.cancel(&self.script.plays[play].signed).await;
+                    self.done.push((block, *step));
+                }
+                Step::Fail(play) => self.chain.fail(&self.script.plays[play].signed).await,
+                Step::Stray(stray) => {
+                    let block = match self.script.strays[stray] {
+                        Stray::Authorized(signed) => self.chain.use_together(&[signed]).await,
+                        Stray::Bare(from, value) => {
+                            Some(self.chain.give(from, PAY_TO, value).await)
+                        }
+                    };
+                    self.done.extend(block.map(|block| (block, *step)));
+                }
                 Step::GiveUp(play) => {
                     let update = OrderUpdate {
                         status: Some("canceled".to_owned()),
@@ -235,19 +304,13 @@ impl Story {
             let together: Vec<usize> = uses.drain(..count).collect();
             self.use_together(&together).await;
         }
+        self.chain.end_acts().await;
+        self.show_time().await;
     }
 
     async fn use_together(&mut self, plays: &[usize]) {
-        let signed = |play: &usize| self.script.plays[*play].signed;
-        let receipt = match plays {
-            [one] => self.chain.transfer(&signed(one)).await,
-            many => {
-                let calls = many.iter().map(|play| self.chain.transfer_call(&signed(play)));
-                self.chain.try_batch(calls.collect()).await
-            }
-        };
-        let block = number(&receipt["blockNumber"]);
-        if receipt["status"] == "0x1" {
+        let signed: Vec<_> = plays.iter().map(|play| self.script.plays[*play].signed).collect();
+        if let Some(block) = self.chain.use_together(&signed).await {
             self.done.extend(plays.iter().map(|play| (block, Step::Use(*play))));
         } else if plays.len() > 1 {
             // One of them may be over; the others need not suffer for it.
@@ -257,32 +320,19 @@ impl Story {
         }
     }
 
-    async fn cancel(&mut self, play: usize) {
-        let receipt = self.chain.cancel(&self.script.plays[play].signed).await;
-        self.done.push((number(&receipt["blockNumber"]), Step::Cancel(play)));
-    }
-
-    /// A transaction whose signature is for other values.
-    async fn fail(&self, play: usize) {
-        let signed = &self.script.plays[play].signed;
-        let mut call = self.chain.transfer_call(signed).to_vec();
-        call[4 + 64 + 31] ^= 1;
-        let receipt = self.chain.anvil.send(Some(self.chain.token), call.into()).await;
-        assert_eq!(receipt["status"], "0x0", "{receipt}");
-    }
-
     /// Takes blocks away that are not final. Most of what they held comes again, now or later.
     async fn reorg(&mut self, tick: u64) {
-        let head = self.chain.anvil.block("latest").await.number;
-        let finalized = head - 2 * SLOTS_IN_AN_EPOCH;
+        let head = self.chain.node().block("latest").await.number;
+        let finalized = head - FINALIZED_BEHIND;
         self.done.retain(|(block, _)| *block > finalized);
-        let depth = TICK_BLOCKS + self.dice.roll(0..2 * SLOTS_IN_AN_EPOCH - TICK_BLOCKS);
-        self.chain.anvil.reorg(depth).await;
+        let depth = TICK_BLOCKS + self.dice.roll(0..FINALIZED_BEHIND - TICK_BLOCKS);
+        self.chain.reorg(depth).await;
         self.reorgs += 1;
         let lost = |(block, _): &(u64, Step)| *block > head - depth;
         let gone: Vec<Step> = self.done.iter().filter(|d| lost(d)).map(|(_, step)| *step).collect();
         self.done.retain(|done| !lost(done));
         self.lost += gone.len();
+        let mut again = Vec::new();
         for step in gone {
             match self.dice.roll(0..10) {
                 0 | 1 => {}
@@ -290,15 +340,10 @@ impl Story {
                     let later = tick + 1 + self.dice.roll(0..3);
                     self.script.steps.entry(later).or_default().push(step);
                 }
-                _ => self.act(&[step]).await,
+                _ => again.push(step),
             }
         }
-        // The clock went on, the chain did not.
-        let behind = self.worker.now().as_millis() as u64 / 1_000;
-        let time = self.chain.anvil.block("latest").await.time.as_secs();
-        if time < behind {
-            self.chain.anvil.advance(behind - time).await;
-        }
+        self.act(&again).await;
     }
 
     // ---- The gateway
@@ -324,8 +369,8 @@ impl Story {
             order_id: text(&play.order),
             rail: text(&"x402"),
             method: text(&"eip3009"),
-            chain_id: text(&ANVIL_CHAIN_ID),
-            token: text(&self.chain.token),
+            chain_id: text(&self.chain.chain_id()),
+            token: text(&self.chain.token()),
             payer: text(&a.payer),
             pay_to: text(&PAY_TO),
             amount: text(&AMOUNT),
@@ -343,7 +388,7 @@ impl Story {
 
     /// Says how every endpoint behaves until the next tick.
     async fn misbehave(&mut self, calm: bool) {
-        let head = self.chain.anvil.block("latest").await.number;
+        let head = self.chain.node().block("latest").await.number;
         let lies = self.endpoints == Endpoints::OneLies && self.dice.roll(0..2) == 0;
         let liar = lies.then(|| self.dice.roll(0..self.proxies.len() as u64) as usize);
         for place in 0..self.proxies.len() {
@@ -405,11 +450,12 @@ impl Story {
 
     async fn new_resolutions(&mut self) -> Vec<Resolution> {
         let sql = format!(
-            "SELECT CAST(id AS TEXT), payment_id, outcome, verdict FROM {{resolutions}} \
+            "SELECT CAST(id AS TEXT) AS text, payment_id, outcome, verdict, \
+             CAST(evidence AS TEXT) FROM {{resolutions}} \
              WHERE id > {} ORDER BY id",
             self.looked_at
         );
-        let rows = self.worker.gateway.rows(&sql, &[], 4).await.unwrap();
+        let rows = self.worker.gateway.rows(&sql, &[], 5).await.unwrap();
         let resolutions: Vec<Resolution> = rows
             .into_iter()
             .map(|row| {
@@ -420,6 +466,7 @@ impl Story {
                     payment: next(),
                     outcome: next(),
                     verdict: next(),
+                    evidence: next(),
                 }
             })
             .collect();
@@ -437,7 +484,7 @@ impl Story {
         }
         self.past.follow(&self.chain).await;
         let truth = self.past.truth();
-        let head = self.chain.anvil.block("latest").await;
+        let head = self.chain.node().block("latest").await;
         for resolution in resolutions {
             let told = || format!("seed {}: {resolution:?}", self.seed);
             let play = self.script.plays.iter().find(|p| p.id == resolution.payment).unwrap();
@@ -457,7 +504,7 @@ impl Story {
                     let time = head.time.as_secs();
                     assert!(time >= deadline, "{}: {time} is before {deadline}", told());
                     if let Some(moved) = landed {
-                        let block = self.chain.anvil.block(&format!("{:#x}", moved.block)).await;
+                        let block = self.chain.node().block(&format!("{:#x}", moved.block)).await;
                         let late = block.time.as_secs() >= deadline;
                         assert!(late, "{}: it had landed: {moved:?}", told());
                     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use alloy_primitives::{Address, B256, U256, keccak256};
 use serde_json::{Value, json};
 
-use crate::support::anvil::TokenOnAnvil;
+use super::ground::Ground;
 use crate::support::fault_proxy::number;
 
 /// Money that moved by authorization.
@@ -24,8 +24,8 @@ pub(super) struct Moved {
 pub(super) struct Truth {
     /// By payer and nonce; `None` where it was canceled.
     pub(super) consumed: HashMap<(Address, B256), Option<Moved>>,
-    /// Every transfer's amount, by recipient.
-    pub(super) received: HashMap<Address, Vec<u64>>,
+    /// Every transfer by (transaction, log index): to whom, and how much.
+    pub(super) transfers: BTreeMap<(String, u64), (Address, u64)>,
 }
 
 /// All logs of the token, as far as they were read.
@@ -39,14 +39,14 @@ pub(super) struct Past {
 
 impl Past {
     /// Reads what is not final, and what has come since.
-    pub(super) async fn follow(&mut self, chain: &TokenOnAnvil) {
+    pub(super) async fn follow(&mut self, chain: &impl Ground) {
         let first = if self.finalized == 0 { 0 } else { self.finalized + 1 };
         let first = format!("{first:#x}");
-        let filter = json!([{ "fromBlock": first, "toBlock": "latest", "address": chain.token }]);
-        let mut logs = chain.anvil.rpc("eth_getLogs", filter).await;
+        let filter = json!([{ "fromBlock": first, "toBlock": "latest", "address": chain.token() }]);
+        let mut logs = chain.node().rpc("eth_getLogs", filter).await;
         self.logs.truncate(self.final_logs);
         self.logs.append(logs.as_array_mut().unwrap());
-        self.finalized = chain.anvil.block("finalized").await.number;
+        self.finalized = chain.node().block("finalized").await.number;
         let is_final = |log: &&Value| number(&log["blockNumber"]) <= self.finalized;
         self.final_logs = self.logs.iter().take_while(is_final).count();
     }
@@ -63,11 +63,10 @@ impl Past {
                 let to = Address::from_word(topic(log, 2));
                 let value: U256 = log["data"].as_str().unwrap().parse().unwrap();
                 let value: u64 = value.to();
-                truth.received.entry(to).or_default().push(value);
+                let (block, log_index) = (number(&log["blockNumber"]), number(&log["logIndex"]));
+                let tx_hash = log["transactionHash"].as_str().unwrap().to_owned();
+                truth.transfers.insert((tx_hash.clone(), log_index), (to, value));
                 if let Some(used) = before.filter(|before| is_use(before)) {
-                    let (block, log_index) =
-                        (number(&log["blockNumber"]), number(&log["logIndex"]));
-                    let tx_hash = log["transactionHash"].as_str().unwrap().to_owned();
                     let moved = Moved { to, value, block, tx_hash, log_index };
                     truth.consumed.insert(authorization(used), Some(moved));
                 }
@@ -80,16 +79,16 @@ impl Past {
 
 impl Truth {
     /// Reads all logs of the token.
-    pub(super) async fn of(chain: &TokenOnAnvil) -> Self {
+    pub(super) async fn of(chain: &impl Ground) -> Self {
         let mut past = Past::default();
         past.follow(chain).await;
         past.truth()
     }
 
-    /// How often each (transaction, log) is told of as a payment's.
-    pub(super) fn places(&self) -> BTreeMap<(String, u64), (Address, u64)> {
-        let moved = self.consumed.values().flatten();
-        moved.map(|m| ((m.tx_hash.clone(), m.log_index), (m.to, m.value))).collect()
+    /// Every transfer to this address: where, and how much.
+    pub(super) fn received(&self, by: Address) -> BTreeMap<&(String, u64), u64> {
+        let to = self.transfers.iter().filter(|(_, (to, _))| *to == by);
+        to.map(|(place, (_, value))| (place, *value)).collect()
     }
 }
 

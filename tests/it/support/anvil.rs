@@ -9,14 +9,16 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use alloy_primitives::{Address, B256, Bytes, U64, U256, address, keccak256};
+use alloy_primitives::{Address, B256, Bytes, U256, address, keccak256};
 use alloy_signer::SignerSync;
 use alloy_signer_local::PrivateKeySigner;
 use alloy_sol_types::{Eip712Domain, SolCall, SolStruct, SolValue, eip712_domain, sol};
 use reconciled::chain::{MULTICALL3, PERMIT2, X402_EXACT_PROXY, X402_UPTO_PROXY};
-use reconciled::domain::{BlockRef, BlockTime};
+use reconciled::domain::BlockRef;
 use serde_json::{Value, json};
 use url::Url;
+
+use super::node::Node;
 
 /// anvil's own default.
 pub(crate) const ANVIL_CHAIN_ID: u64 = 31_337;
@@ -184,8 +186,7 @@ fn contract(name: &str, part: &str) -> Bytes {
 /// A running anvil.
 pub(crate) struct Anvil {
     process: Child,
-    url: Url,
-    http: reqwest::Client,
+    node: Node,
 }
 
 impl Drop for Anvil {
@@ -220,46 +221,30 @@ impl Anvil {
             }
         });
         let address = tokio::task::spawn_blocking(move || address.recv_timeout(PATIENCE));
-        let address = address.await.unwrap();
-        let mut anvil =
-            Self { process, url: Url::parse("http://x/").unwrap(), http: http_client() };
-        let address = address.expect("anvil says where it listens");
-        anvil.url = Url::parse(&format!("http://{address}")).unwrap();
+        let mut anvil = Self { process, node: Node::at(Url::parse("http://x/").unwrap()) };
+        let address = address.await.unwrap().expect("anvil says where it listens");
+        anvil.node = Node::at(Url::parse(&format!("http://{address}")).unwrap());
         anvil
+    }
+
+    /// As a node that anybody can ask.
+    pub(crate) fn node(&self) -> &Node {
+        &self.node
     }
 
     /// Where it listens.
     pub(crate) fn url(&self) -> Url {
-        self.url.clone()
+        self.node.url()
     }
 
     /// Any JSON-RPC call.
     pub(crate) async fn rpc(&self, method: &str, params: Value) -> Value {
-        let request = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
-        let response = self
-            .http
-            .post(self.url.clone())
-            .header("content-type", "application/json")
-            .body(request.to_string())
-            .send()
-            .await
-            .unwrap();
-        let mut answer: Value = serde_json::from_slice(&response.bytes().await.unwrap()).unwrap();
-        assert!(answer["error"].is_null(), "{method} {params}: {}", answer["error"]);
-        answer["result"].take()
+        self.node.rpc(method, params).await
     }
 
     /// The block with this tag or hex number.
     pub(crate) async fn block(&self, block: &str) -> BlockRef {
-        let header = self.rpc("eth_getBlockByNumber", json!([block, false])).await;
-        let number = |field: &str| -> u64 {
-            serde_json::from_value::<U64>(header[field].clone()).unwrap().to()
-        };
-        BlockRef {
-            number: number("number"),
-            hash: serde_json::from_value(header["hash"].clone()).unwrap(),
-            time: BlockTime::from_secs(number("timestamp")),
-        }
+        self.node.block(block).await
     }
 
     /// Mines `count` blocks, one second apart.
@@ -444,6 +429,15 @@ impl TokenOnAnvil {
         let signature = self.sign(a.payer, &message).as_bytes().into();
         let call = abi::cancelAuthorizationCall { authorizer: a.payer, nonce: a.nonce, signature };
         self.anvil.send_ok(Some(self.token), call.abi_encode().into()).await
+    }
+
+    /// Moves money without an authorization; it must succeed.
+    pub(crate) async fn give(&self, from: Address, to: Address, value: u64) -> Value {
+        self.anvil.impersonate(from).await;
+        let call = abi::transferCall { to, value: U256::from(value) }.abi_encode();
+        let receipt = self.anvil.send_from(json!(from), Some(self.token), call.into()).await;
+        assert_eq!(receipt["status"], "0x1", "{receipt}");
+        receipt
     }
 
     /// Sends several calls of the token in one transaction, which must succeed.

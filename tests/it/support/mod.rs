@@ -4,5 +4,6 @@ pub(crate) mod anvil;
 pub(crate) mod daemon;
 pub(crate) mod dice;
 pub(crate) mod fault_proxy;
+pub(crate) mod node;
 pub(crate) mod postgres;
 pub(crate) mod worker;

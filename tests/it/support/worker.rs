@@ -3,20 +3,18 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use reconciled::clock::{Clock, ManualClock};
-use reconciled::commands::run::watch_chain;
+use reconciled::commands::run::{Parts, Works};
 use reconciled::config::Config;
 use reconciled::domain::Timestamp;
 use reconciled::sim::gateway::GatewayDb;
 use reconciled::store::{DatabaseUrl, Store, connect};
 use reconciled::telemetry::Metrics;
 use reconciled::worker::{
-    Checker, CheckerSettings, Discovery, Probes, ReconcileSettings, Reconciler, RunEnd, Stop,
-    Stopper, Targeted, Task, Unheard,
+    Discovery, Probes, Report, RunEnd, Schedules, Stop, Stopper, Targeted, Task, Unheard,
 };
 use tokio::sync::Notify;
 
@@ -56,7 +54,7 @@ pub(crate) struct Worker {
     pub(crate) gateway: GatewayDb,
     discovery: Discovery,
     targeted: Targeted,
-    reconciler: Reconciler,
+    works: Works,
     store: Arc<dyn Store>,
     probes: Probes,
     stop: Stop,
@@ -71,27 +69,16 @@ impl Worker {
         config.validate_limits().unwrap();
         let metrics = Metrics::new().unwrap();
         let clock = Arc::new(ManualClock::new(now));
-        let (mut watched, mut receivers) = (BTreeMap::new(), BTreeMap::new());
-        for chain in config.chains(|_| None).unwrap() {
-            let of_chain = chain.receivers.clone();
-            let shared = Arc::<ManualClock>::clone(&clock);
-            let (id, chain) = watch_chain(chain, &metrics, shared).unwrap();
-            watched.insert(id, Arc::new(chain));
-            receivers.insert(id, of_chain);
-        }
         let store = connect(&home.url(), 4).await.unwrap();
         store.migrate().await.unwrap();
         store.verify_schema().await.unwrap();
         let gateway = GatewayDb::connect(&home.url()).await.unwrap();
-        let probes = Probes { chains: watched.clone(), clock: Arc::<ManualClock>::clone(&clock) };
-        let checker = Arc::new(Checker::new(
-            Arc::clone(&store),
-            watched,
-            config.policy().unwrap(),
-            Arc::<ManualClock>::clone(&clock),
-            metrics.clone(),
-            CheckerSettings { lease_ttl: config.checks.lease_ttl.0 },
-        ));
+        let shared: Arc<dyn Clock> = Arc::<ManualClock>::clone(&clock);
+        let schedules = Arc::new(Schedules::new(config.following()));
+        let parts = Parts { store: &store, clock: &shared, metrics: &metrics, schedules };
+        let chains = config.chains(|_| None).unwrap();
+        let works = parts.assemble(&config, chains, config.policy().unwrap()).unwrap();
+        let probes = Probes { chains: works.checker.chains().clone(), clock: Arc::clone(&shared) };
         let discovery = Discovery {
             store: Arc::clone(&store),
             clock: Arc::<ManualClock>::clone(&clock),
@@ -100,20 +87,14 @@ impl Worker {
             wakes: Arc::new(Notify::new()),
         };
         let batch_max = config.checks.batch_max;
-        let targeted = Targeted { checker: Arc::clone(&checker), batch_max };
-        let settings = ReconcileSettings {
-            page_size: config.reconcile.page_size,
-            window: config.reconcile.window.0,
-            lease_ttl: config.checks.lease_ttl.0,
-        };
-        let reconciler = Reconciler::new(checker, receivers, metrics, settings);
+        let targeted = Targeted { checker: Arc::clone(&works.checker), batch_max };
         let (stopper, stop) = Stop::new(Duration::ZERO);
         Self {
             clock,
             gateway,
             discovery,
             targeted,
-            reconciler,
+            works,
             store,
             probes,
             stop,
@@ -137,13 +118,18 @@ impl Worker {
         self.probes.activate(&self.stop).await.unwrap();
     }
 
-    /// Makes a full reconcile. Returns how many open payments it read.
-    pub(crate) async fn reconcile(&self) -> u64 {
+    /// Makes a full reconcile, as `reconcile --once` does.
+    pub(crate) async fn reconcile(&self) -> Report {
         self.discovery.discover(&self.stop).await.unwrap();
         self.store.request_run(self.clock.now()).await.unwrap();
-        match self.reconciler.run_pending(&Unheard, &self.stop).await.unwrap() {
-            RunEnd::Finished(report) => report.counts.payments_read,
+        match self.works.reconciler.run_pending(&Unheard, &self.stop).await.unwrap() {
+            RunEnd::Finished(report) => *report,
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Looks for refunds that are due for a search. Returns how many records were closed.
+    pub(crate) async fn search_refunds(&self) -> usize {
+        self.works.refunds.search_all(&self.stop).await.unwrap()
     }
 }
