@@ -166,6 +166,8 @@ section! {
         every: Span = secs(60),
         /// How often for those that are owed or blocked.
         owed_every: Span = secs(3_600),
+        /// How long a closed record is still searched for: a second refund is flagged.
+        closed_for: Span = secs(14 * 24 * 3_600),
         /// The most records searched for at once.
         batch_max: u32 = 200,
     }
@@ -350,6 +352,7 @@ impl Config {
             ("checks.lease_ttl", self.checks.lease_ttl, Duration::from_secs(5)),
             ("refunds.every", self.refunds.every, Duration::from_secs(1)),
             ("refunds.owed_every", self.refunds.owed_every, Duration::from_secs(1)),
+            ("refunds.closed_for", self.refunds.closed_for, Duration::from_secs(3_600)),
             ("health.every", self.health.every, Duration::from_secs(1)),
             ("reconcile.window", self.reconcile.window, Duration::from_secs(3_600)),
             ("shutdown.grace", self.shutdown.grace, Duration::from_secs(1)),

@@ -21,8 +21,8 @@ use super::multicall::{StateCall, check_chain_id};
 use super::transport::{Call, decode};
 use super::{Chain, ChainSettings, bounded, eip3009};
 use crate::domain::{
-    BlockRef, BlockTime, Consumption, ConsumptionKind, LogRef, NonceUse, OpenRefund, ReadFailure,
-    ReadFailureKind, RefundPolicy, RefundReading, RefundSearch, Timestamp,
+    BlockRef, BlockTime, Consumption, ConsumptionKind, LogRef, NonceUse, ReadFailure,
+    ReadFailureKind, RefundPolicy, RefundReading, RefundSearch, SearchedRefund, Timestamp,
 };
 
 /// The most log reads one search makes at the widest range an endpoint takes; what is left is for the next.
@@ -42,7 +42,7 @@ impl Chain {
     /// local time, used for nothing but the age of an endpoint's head.
     pub async fn search_refunds(
         &self,
-        refunds: &[OpenRefund],
+        refunds: &[SearchedRefund],
         policy: &RefundPolicy,
         now: Timestamp,
         within: Duration,
@@ -73,7 +73,7 @@ impl Endpoint {
     async fn search_refunds(
         &self,
         settings: &ChainSettings,
-        refunds: &[OpenRefund],
+        refunds: &[SearchedRefund],
         policy: &RefundPolicy,
         first: Option<(u64, u64)>,
         now: Timestamp,
@@ -140,7 +140,7 @@ impl Endpoint {
     async fn first_block(
         &self,
         settings: &ChainSettings,
-        refunds: &[OpenRefund],
+        refunds: &[SearchedRefund],
         span: u64,
         heads: &Heads,
     ) -> Result<u64, ReadFailure> {
@@ -148,7 +148,7 @@ impl Endpoint {
         let slack = lookback_blocks(settings);
         // Every search gets further than the one before it, however narrow the endpoint's ranges are.
         let again = slack.min(span / 2);
-        let reached = |refund: &OpenRefund| refund.reached(finalized.number, slack);
+        let reached = |refund: &SearchedRefund| refund.reached(finalized.number, slack);
         let before = refunds.iter().filter_map(reached).min();
         let before = before.map(|block| (block + 1).saturating_sub(again));
         let fresh = refunds.iter().filter(|refund| reached(refund).is_none());
@@ -166,12 +166,12 @@ impl Endpoint {
     async fn consumed(
         &self,
         settings: &ChainSettings,
-        refunds: &[OpenRefund],
+        refunds: &[SearchedRefund],
         policy: &RefundPolicy,
         head: &BlockRef,
     ) -> (BTreeSet<i64>, BTreeSet<i64>) {
         let in_hand = refunds.iter().filter(|r| r.is_in_hand() && !r.is_use_seen);
-        let asked: Vec<(&OpenRefund, Address)> =
+        let asked: Vec<(&SearchedRefund, Address)> =
             in_hand.flat_map(|r| policy.wallets.iter().map(move |wallet| (r, *wallet))).collect();
         let calls: Vec<StateCall> = asked
             .iter()
@@ -278,7 +278,7 @@ fn take_floods(by_nonce: &mut BTreeMap<B256, Vec<TokenLog>>) -> BTreeSet<B256> {
 }
 
 /// Uses and cancellations of the records' nonces by the refund wallets; by anybody where none are named.
-fn uses_filter(refunds: &[OpenRefund], policy: &RefundPolicy) -> LogFilter {
+fn uses_filter(refunds: &[SearchedRefund], policy: &RefundPolicy) -> LogFilter {
     let tokens: BTreeSet<Address> = refunds.iter().map(|refund| refund.token).collect();
     let nonces: BTreeSet<B256> = refunds.iter().map(|refund| refund.refund_nonce).collect();
     LogFilter {

@@ -279,6 +279,7 @@ impl Parts<'_> {
             settings: RefundSettings {
                 every: config.refunds.every.0,
                 owed_every: config.refunds.owed_every.0,
+                closed_for: config.refunds.closed_for.0,
                 batch_max: config.refunds.batch_max,
             },
         };

@@ -203,6 +203,25 @@ pub enum FlagState {
     Decided,
 }
 
+/// Refunds of one payment that landed and were not to, as flags tell of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RefundsAgain {
+    /// A person has to decide about so many.
+    pub open: u32,
+    /// A person did about so many.
+    pub decided: u32,
+}
+
+impl RefundsAgain {
+    /// Counts one more.
+    pub fn count(&mut self, state: FlagState) {
+        match state {
+            FlagState::Open => self.open += 1,
+            FlagState::Decided => self.decided += 1,
+        }
+    }
+}
+
 /// One page of transfers in order of block time, and every row that says something of their money.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct LedgerPage {
@@ -216,6 +235,8 @@ pub struct LedgerPage {
     pub refunds: BTreeMap<PaymentId, (RefundStatus, Amount)>,
     /// Flags of those payments, by the payment's id, and of those logs, by their subject.
     pub flags: BTreeMap<(FlagKind, String), FlagState>,
+    /// Refunds of those payments that landed and were not to.
+    pub again: BTreeMap<PaymentId, RefundsAgain>,
     /// Those of the payments whose watch is open.
     pub watched: BTreeSet<PaymentId>,
 }
@@ -393,12 +414,22 @@ impl LedgerPage {
             let amount = if is_observed { moved } else { payment.amount };
             one.accounts.push((Account::Paid, amount));
         }
-        match self.refunds.get(id) {
-            None => {}
-            Some((RefundStatus::Void, _)) if pays => {}
-            Some((RefundStatus::Void, amount)) => one.accounts.push((Account::CalledOff, *amount)),
-            Some((RefundStatus::Paid, amount)) => one.accounts.push((Account::Refunded, *amount)),
-            Some((_, amount)) => one.accounts.push((Account::Owed, *amount)),
+        if let Some((status, amount)) = self.refunds.get(id) {
+            let again = self.again.get(id).copied().unwrap_or_default();
+            // What went back once too often is missing until a person has decided about it.
+            let mut missing = if status.is_closed() { again.open } else { 0 };
+            match status {
+                RefundStatus::Void if pays => {}
+                // It was called off, and went back all the same: once, as it came.
+                RefundStatus::Void if again != RefundsAgain::default() => {
+                    one.accounts.push((Account::Flagged, *amount));
+                    missing = missing.min(again.open + again.decided - 1);
+                }
+                RefundStatus::Void => one.accounts.push((Account::CalledOff, *amount)),
+                RefundStatus::Paid => one.accounts.push((Account::Refunded, *amount)),
+                _ => one.accounts.push((Account::Owed, *amount)),
+            }
+            one.accounts.extend((0..missing).map(|_| (Account::Flagged, *amount)));
         }
         if !one.accounts.is_empty() {
             return one;

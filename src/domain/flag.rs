@@ -52,6 +52,8 @@ column_code! {
         UnmatchedTransfer = "unmatched_transfer",
         /// A refund's nonce was used for something else than that refund.
         RefundMismatch = "refund_mismatch",
+        /// A refund landed that was not to: a second one, or one that had been called off.
+        RefundedAgain = "refunded_again",
         /// Money moved for an order that is over, the gateway settled it itself, and nothing says whether it
         /// went back.
         SettledOrderOver = "settled_order_over",
@@ -81,6 +83,7 @@ impl FlagKind {
             Self::RefundContradicted => {
                 Some("the refund was called off, or the order is no longer paid by it")
             }
+            Self::RefundedAgain => Some("it is the refund that its record was closed by"),
             Self::ReorgedAfterDelivery => Some("the transfer landed again, and is final"),
             Self::ReorgedAfterRefund => {
                 Some("the transfer landed again, and is final: the refund is right")
@@ -250,6 +253,7 @@ impl After<'_> {
             | FlagKind::StockMissing
             | FlagKind::UnmatchedTransfer
             | FlagKind::RefundMismatch
+            | FlagKind::RefundedAgain
             | FlagKind::FinalizedReorg
             | FlagKind::MalformedRefund => false,
         }

@@ -27,7 +27,7 @@ mod watch;
 pub use agreement::disagreements;
 pub use conservation::{
     Account, Drift, FlagState, KnownTransfer, LedgerKey, LedgerPage, PageAccount, Receiver,
-    Scanned, Totals, Unaccounted, Unbacked, log_subject,
+    RefundsAgain, Scanned, Totals, Unaccounted, Unbacked, log_subject,
 };
 pub use decision::resolve;
 pub use evidence::{
@@ -45,8 +45,8 @@ pub use payment::{MalformedPayment, Method, Payment, PaymentStatus, Rail, RawPay
 pub use policy::{LatePolicy, PaidAfter, Policy};
 pub use refund::{RefundOwed, RefundReason, RefundStatus, refund_nonce};
 pub use refund_search::{
-    NonceUse, OpenRefund, RefundFinding, RefundPaid, RefundPolicy, RefundReading, RefundSearch,
-    SearchProblem, judge_refund,
+    NonceUse, RefundFinding, RefundPaid, RefundPolicy, RefundReading, RefundSearch, SearchProblem,
+    SearchedRefund, judge_refund,
 };
 pub use resolution::{
     Event, EventKind, OrderChange, Outcome, RefundChange, Resolution, Situation, StockChange,

@@ -42,6 +42,11 @@ impl RefundStatus {
         matches!(self, Self::Owed | Self::Claimed | Self::Sent | Self::Blocked)
     }
 
+    /// Whether nothing is to go back any more.
+    pub const fn is_closed(self) -> bool {
+        !self.is_unfinished()
+    }
+
     /// Whether somebody has taken it to pay it, or has paid it.
     pub const fn is_in_other_hands(self) -> bool {
         matches!(self, Self::Claimed | Self::Sent | Self::Paid)

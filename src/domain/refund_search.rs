@@ -1,7 +1,8 @@
 //! What a search of the chain says about refund records (DESIGN section 10): paid, misused, or nothing.
 //!
 //! The rule of payments, mirrored: that a refund was not found changes nothing about its record, ever; only
-//! the refund itself closes it, found in a final block. A claim falls back to nobody.
+//! the refund itself closes it, found in a final block. A claim falls back to nobody. A record that is closed
+//! is watched for a while longer: money that goes back a second time is a person's to get back (I6).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,9 +17,9 @@ use super::{
     FlagKind, LogRef, OrderId, PaymentId, ReadFailure, RefundStatus, SeenTransfer, Timestamp,
 };
 
-/// A refund record that is not closed, as far as the search for it is concerned.
+/// A refund record, as far as the search for its refund is concerned.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OpenRefund {
+pub struct SearchedRefund {
     /// The record.
     pub id: i64,
     /// The payment whose money it is.
@@ -37,6 +38,8 @@ pub struct OpenRefund {
     pub refund_nonce: B256,
     /// Where it stands.
     pub status: RefundStatus,
+    /// The transaction that it is said to have been paid in, as written: by hand it may be anything.
+    pub paid_tx: Option<String>,
     /// When it was noticed that the money must go back: it was not paid long before.
     pub detected_at: Timestamp,
     /// The last block that was searched for it; `None`: none yet.
@@ -47,10 +50,22 @@ pub struct OpenRefund {
     pub is_use_seen: bool,
 }
 
-impl OpenRefund {
+impl SearchedRefund {
     /// Whether somebody may be paying it just now.
     pub const fn is_in_hand(&self) -> bool {
         matches!(self.status, RefundStatus::Claimed | RefundStatus::Sent)
+    }
+
+    /// Which of these refunds, in the chain's order, is the one that the record ends or ended with: where it
+    /// is said which transaction paid it, the one there; else the first one, unless it was called off.
+    fn end_among(&self, paying: &[Seen<'_>]) -> Option<usize> {
+        match (self.status, &self.paid_tx) {
+            (RefundStatus::Void, _) => None,
+            (RefundStatus::Paid, Some(written)) => paying.iter().position(|(used, _)| {
+                written.parse::<B256>().is_ok_and(|hash| hash == used.consumption.log.tx_hash)
+            }),
+            _ => (!paying.is_empty()).then_some(0),
+        }
     }
 
     /// How far it was searched for, as far as that can be true where `finalized` is the newest final block
@@ -118,7 +133,7 @@ pub struct RefundPolicy {
 #[derive(Debug, Clone, PartialEq)]
 pub struct RefundFinding {
     /// The record as it was when it was asked about: it is changed only while it is so.
-    pub refund: OpenRefund,
+    pub refund: SearchedRefund,
     /// The last block that has been searched now; `None`: nothing was.
     pub searched_to: Option<u64>,
     /// Whether that is the newest final block.
@@ -130,7 +145,7 @@ pub struct RefundFinding {
     pub restart: bool,
     /// Whether a use of the nonce was seen.
     pub is_use_seen: bool,
-    /// The refund itself.
+    /// The refund itself, of a record that does not name it yet.
     pub paid: Option<RefundPaid>,
     /// What a person has to look at.
     pub flags: Vec<Flag>,
@@ -185,7 +200,7 @@ const USES_TOLD_MAX: usize = 8;
 /// from that address: paying oneself is free. With wallets configured, only theirs counts, and whatever
 /// else they used the nonce for is flagged.
 pub fn judge_refund(
-    refund: &OpenRefund,
+    refund: &SearchedRefund,
     readings: &[RefundReading],
     policy: &RefundPolicy,
     now: Timestamp,
@@ -204,11 +219,11 @@ pub fn judge_refund(
     // One that answers twice agrees only with itself.
     let searches: BTreeMap<&EndpointName, &RefundSearch> =
         readings.iter().filter_map(|r| Some((&r.endpoint, r.outcome.as_ref().ok()?))).collect();
-    if searches.len() < quorum || !refund.status.is_unfinished() {
+    if searches.len() < quorum {
         return finding;
     }
     let Some(range) = Range::common(&searches) else { return finding };
-    let mut seen_by: Vec<(NonceUse, BTreeSet<&EndpointName>)> = Vec::new();
+    let mut seen_by: Vec<Seen<'_>> = Vec::new();
     for (endpoint, search) in &searches {
         for used in search.uses.iter().filter(|used| concerns(refund, used, search, policy)) {
             match seen_by.iter_mut().find(|(other, _)| other == used) {
@@ -256,25 +271,33 @@ pub fn judge_refund(
     seen_by.retain(|(used, by)| is_agreed(by) && is_whole(used));
     seen_by.sort_by_key(|(used, _)| place(used));
 
-    let pays = seen_by.iter().position(|(used, _)| payment_of(refund, used).is_some());
-    if let Some(index) = pays {
-        let (used, by) = seen_by.remove(index);
-        finding.paid = payment_of(refund, &used).map(|transfer| RefundPaid {
-            log: LogRef { log_index: transfer.log_index, ..used.consumption.log },
-            evidence: json!({ "used": used, "shown_by": by }),
-        });
-        (finding.problem, finding.restart) = (None, false);
+    let (mut paying, others): (Vec<Seen<'_>>, Vec<Seen<'_>>) =
+        seen_by.into_iter().partition(|(used, _)| payment_of(refund, used).is_some());
+    if let Some(index) = refund.end_among(&paying) {
+        let (used, by) = paying.remove(index);
+        if !(refund.status == RefundStatus::Paid && refund.paid_tx.is_some()) {
+            finding.paid = payment_of(refund, &used).map(|transfer| RefundPaid {
+                log: LogRef { log_index: transfer.log_index, ..used.consumption.log },
+                evidence: json!({ "used": used, "shown_by": by }),
+            });
+            (finding.problem, finding.restart) = (None, false);
+        }
     }
     let strangers = policy.wallets.is_empty();
-    // Once the buyer has his money, what strangers do with the nonce is nobody's business.
-    if !(seen_by.is_empty() || strangers && finding.paid.is_some()) {
-        finding.flags = mismatches(refund, &seen_by, strangers);
+    finding.flags.extend(again(refund, &paying, strangers));
+    // Once the buyer has his money, what else strangers do with the nonce is nobody's business.
+    let is_over = finding.paid.is_some() || refund.status.is_closed();
+    if !(others.is_empty() || strangers && is_over) {
+        finding.flags.extend(mismatches(refund, &others, strangers));
     }
-    if finding.problem == Some(SearchProblem::TooManyUses) {
+    if finding.problem == Some(SearchProblem::TooManyUses) && refund.status.is_unfinished() {
         finding.flags.push(flood(refund));
     }
     finding
 }
+
+/// A use, and who showed it.
+type Seen<'a> = (NonceUse, BTreeSet<&'a EndpointName>);
 
 /// The blocks that every endpoint has searched.
 struct Range {
@@ -317,7 +340,7 @@ fn must_restart(finding: &RefundFinding, policy: &RefundPolicy, now: Timestamp) 
 
 /// Whether this is a use of the record's nonce that can be its refund, or a mistake in paying it.
 fn concerns(
-    refund: &OpenRefund,
+    refund: &SearchedRefund,
     used: &NonceUse,
     search: &RefundSearch,
     policy: &RefundPolicy,
@@ -334,7 +357,7 @@ fn place(used: &NonceUse) -> (u64, u64) {
 }
 
 /// The transfer, if it is this record's refund.
-fn payment_of(refund: &OpenRefund, used: &NonceUse) -> Option<SeenTransfer> {
+fn payment_of(refund: &SearchedRefund, used: &NonceUse) -> Option<SeenTransfer> {
     match used.consumption.kind {
         ConsumptionKind::Transferred(seen)
             if (seen.token, seen.to, seen.value) == (refund.token, refund.payer, refund.amount) =>
@@ -345,13 +368,40 @@ fn payment_of(refund: &OpenRefund, used: &NonceUse) -> Option<SeenTransfer> {
     }
 }
 
+/// The buyer has got the money although he was not to any more. From a wallet of ours each time is an occasion
+/// of its own. Where none are named it may as well be the buyer, who pays himself from another address, for
+/// nothing: then there is one flag, so that he cannot flood a person with them.
+fn again(refund: &SearchedRefund, paying: &[Seen<'_>], strangers: bool) -> Vec<Flag> {
+    let flag = |subject: String, uses: &[Seen<'_>]| {
+        let uses: Vec<Value> = uses
+            .iter()
+            .take(USES_TOLD_MAX)
+            .map(|(used, by)| json!({ "used": used, "shown_by": by }))
+            .collect();
+        let detail = json!({
+            "refund": owed(refund), "paid_tx": refund.paid_tx, "sent_again": uses
+        });
+        Flag { kind: FlagKind::RefundedAgain, subject, detail }
+    };
+    match (paying, strangers) {
+        ([], _) => Vec::new(),
+        (uses, true) => vec![flag(String::new(), uses)],
+        (uses, false) => uses
+            .iter()
+            .map(|seen| {
+                let LogRef { tx_hash, log_index, .. } = seen.0.consumption.log;
+                flag(
+                    format!("{}:{tx_hash:#x}:{log_index}", refund.chain_id),
+                    std::slice::from_ref(seen),
+                )
+            })
+            .collect(),
+    }
+}
+
 /// One flag per wallet, each of which can use the nonce once. Of strangers, any number can: they share one
 /// flag, so that nobody can flood a person with them.
-fn mismatches(
-    refund: &OpenRefund,
-    uses: &[(NonceUse, BTreeSet<&EndpointName>)],
-    strangers: bool,
-) -> Vec<Flag> {
+fn mismatches(refund: &SearchedRefund, uses: &[Seen<'_>], strangers: bool) -> Vec<Flag> {
     let mut by_subject: BTreeMap<String, Vec<&NonceUse>> = BTreeMap::new();
     for (used, _) in uses {
         let subject = if strangers { String::new() } else { used.authorizer.to_string() };
@@ -372,14 +422,14 @@ fn mismatches(
 const FLOOD: &str = "too_many_uses";
 
 /// Nobody but a person closes this record now, and he must know.
-fn flood(refund: &OpenRefund) -> Flag {
+fn flood(refund: &SearchedRefund) -> Flag {
     let hint = "the nonce was used more often than is looked into: look for the refund by hand, and name \
                 the wallets that pay refunds in refund_wallets";
     let detail = json!({ "owed": owed(refund), "problem": hint });
     Flag { kind: FlagKind::RefundMismatch, subject: FLOOD.to_owned(), detail }
 }
 
-fn owed(refund: &OpenRefund) -> Value {
+fn owed(refund: &SearchedRefund) -> Value {
     json!({
         "refund": refund.id,
         "status": refund.status,

@@ -6,8 +6,8 @@ use serde_json::json;
 use super::StoreError;
 use super::row::{coded, unsigned};
 use crate::domain::{
-    ChainId, EventKind, Flag, FlagKind, OpenRefund, OrderId, PaymentId, RaisedFlag, RefundFinding,
-    RefundStatus, SearchProblem, Timestamp,
+    ChainId, EventKind, Flag, FlagKind, GoneFlag, OrderId, PaymentId, RaisedFlag, RefundFinding,
+    RefundStatus, SearchProblem, SearchedRefund, Timestamp,
 };
 
 /// Which refund records are to be searched for: those last searched for at or before these times.
@@ -15,15 +15,17 @@ use crate::domain::{
 pub struct SearchDue {
     /// Records in somebody's hands: claimed or sent.
     pub in_hand_before: Timestamp,
-    /// The others that are not closed: owed or blocked.
+    /// The others: owed or blocked, or closed.
     pub owed_before: Timestamp,
+    /// Of the closed ones, those that were first seen closed after this.
+    pub closed_after: Timestamp,
 }
 
 /// Refund records that are due.
 #[derive(Debug, Default)]
 pub struct RefundPage {
     /// To be searched for.
-    pub refunds: Vec<OpenRefund>,
+    pub refunds: Vec<SearchedRefund>,
     /// These make no sense.
     pub malformed: Vec<MalformedRefund>,
 }
@@ -51,8 +53,8 @@ pub struct MalformedRefund {
 /// Refund records, for the search on chain.
 #[async_trait]
 pub trait RefundStore {
-    /// At most `limit` records of this chain and of the rail x402 that are not closed and are due for a
-    /// search, those longest without one first.
+    /// At most `limit` records of this chain and of the rail x402 that are due for a search, those longest
+    /// without one first: closed ones only when no others are.
     async fn refunds_to_search(
         &self,
         chain_id: ChainId,
@@ -73,7 +75,8 @@ pub trait RefundStore {
 
     /// Writes down what a search came to, in one transaction: how far it went, and of a refund that was
     /// paid the record's end, the event `refund.paid` and the evidence (I12); and raises its flags. A
-    /// record that is not what it was when it was asked about is left alone (I9, I10). Returns the
+    /// record that is not what it was when it was asked about is left alone (I9, I10). The transfer of a
+    /// payment whose money went back once too often is marked as not accounted for. Returns the
     /// payments whose refund records were closed.
     async fn refunds_searched(
         &self,
@@ -94,6 +97,7 @@ pub(super) struct RawRefund {
     pub(super) amount: String,
     pub(super) refund_nonce: String,
     pub(super) status: String,
+    pub(super) paid_tx: Option<String>,
     pub(super) detected_at: i64,
     pub(super) searched_to: Option<i64>,
     pub(super) search_begun_at: Option<i64>,
@@ -101,9 +105,9 @@ pub(super) struct RawRefund {
 }
 
 impl RawRefund {
-    pub(super) fn parse(self) -> Result<OpenRefund, StoreError> {
+    pub(super) fn parse(self) -> Result<SearchedRefund, StoreError> {
         const TABLE: &str = "refunds_owed";
-        Ok(OpenRefund {
+        Ok(SearchedRefund {
             id: self.id,
             payment_id: PaymentId::new(self.payment_id),
             order_id: OrderId::new(self.order_id),
@@ -113,6 +117,7 @@ impl RawRefund {
             amount: coded(TABLE, "amount", &self.amount, |text| text.parse().ok())?,
             refund_nonce: coded(TABLE, "refund_nonce", &self.refund_nonce, |t| t.parse().ok())?,
             status: coded(TABLE, "status", &self.status, RefundStatus::from_code)?,
+            paid_tx: self.paid_tx,
             detected_at: Timestamp::from_millis(self.detected_at),
             searched_to: self
                 .searched_to
@@ -172,7 +177,25 @@ pub(super) fn raised(finding: &RefundFinding) -> impl Iterator<Item = RaisedFlag
     })
 }
 
+/// What landed while its record was void may be what the record is closed by now; what else did is flagged
+/// anew.
+pub(super) fn gone(finding: &RefundFinding) -> Option<GoneFlag> {
+    finding.paid.as_ref()?;
+    let kind = FlagKind::RefundedAgain;
+    Some(GoneFlag {
+        kind,
+        payment_id: Some(finding.refund.payment_id.clone()),
+        subject: None,
+        note: kind.cause_gone().unwrap_or_default().to_owned(),
+    })
+}
+
+/// Whether money went back that was not to: then the payment's transfer is to be accounted for anew.
+pub(super) fn is_again(finding: &RefundFinding) -> bool {
+    finding.flags.iter().any(|flag| flag.kind == FlagKind::RefundedAgain)
+}
+
 /// A record is closed once.
-pub(super) fn paid_event_key(refund: &OpenRefund) -> String {
+pub(super) fn paid_event_key(refund: &SearchedRefund) -> String {
     format!("{}:{}:{}", EventKind::RefundPaid, refund.order_id, refund.payment_id)
 }

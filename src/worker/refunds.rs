@@ -1,6 +1,7 @@
 //! Refunds: looks on the chain for those that are owed, and closes their records (DESIGN section 10).
 //!
-//! A record in somebody's hands is looked for often, one that nobody has claimed rarely. A search covers a
+//! A record in somebody's hands is looked for often, one that nobody has claimed rarely, and so is one that
+//! is closed, for a while: a second refund is flagged. A search covers a
 //! page of records at once, in final blocks only, and goes on where the last one ended. Two replicas that
 //! search for the same page write the same thing once.
 
@@ -14,7 +15,7 @@ use super::check::WatchedChain;
 use super::driver::{Activation, Stop, Task};
 use crate::clock::Clock;
 use crate::domain::{
-    ChainId, OpenRefund, Outcome, RefundFinding, RefundPolicy, RefundReading, SearchProblem,
+    ChainId, Outcome, RefundFinding, RefundPolicy, RefundReading, SearchProblem, SearchedRefund,
     judge_refund,
 };
 use crate::store::{SearchDue, Store, StoreError};
@@ -39,8 +40,10 @@ pub struct Refunds {
 pub struct RefundSettings {
     /// Between two searches for a record that is claimed or sent.
     pub every: Duration,
-    /// Between two searches for one that is owed or blocked.
+    /// Between two searches for one that is owed or blocked, or closed.
     pub owed_every: Duration,
+    /// How long one that is closed is still searched for.
+    pub closed_for: Duration,
     /// The most records searched for at once.
     pub batch_max: u32,
 }
@@ -94,6 +97,7 @@ impl Refunds {
         let due = SearchDue {
             in_hand_before: now.saturating_sub(self.settings.every),
             owed_before: now.saturating_sub(self.settings.owed_every),
+            closed_after: now.saturating_sub(self.settings.closed_for),
         };
         // No more nonces than one log filter takes.
         let filter_max = u32::try_from(watched.chain.settings().batch_max).unwrap_or(u32::MAX);
@@ -109,7 +113,7 @@ impl Refunds {
         if refunds.is_empty() {
             return Ok(Searched::Some { closed: 0 });
         }
-        let judge = |refund: &OpenRefund, readings: &[RefundReading]| {
+        let judge = |refund: &SearchedRefund, readings: &[RefundReading]| {
             judge_refund(refund, readings, policy, now)
         };
         // Whatever one endpoint leaves open, the next one may settle.
@@ -142,9 +146,10 @@ impl Refunds {
             self.metrics.resolutions.with_label_values(&[Outcome::RefundPaid.code()]).inc();
             tracing::info!(%payment, "a refund was paid: its record is closed");
         }
-        for finding in findings.iter().filter(|finding| !finding.flags.is_empty()) {
-            let payment = &finding.refund.payment_id;
-            tracing::debug!(%payment, "the nonce of a refund was used for something else");
+        for finding in &findings {
+            for flag in &finding.flags {
+                tracing::debug!(payment = %finding.refund.payment_id, kind = %flag.kind, "a refund is flagged");
+            }
         }
         Ok(match progress(&refunds, &findings) {
             true => Searched::Some { closed: closed.len() },
@@ -159,7 +164,7 @@ fn is_void(finding: &RefundFinding) -> bool {
 }
 
 /// Whether the next page can be another one: else the same is asked for again and again.
-fn progress(refunds: &[OpenRefund], findings: &[RefundFinding]) -> bool {
+fn progress(refunds: &[SearchedRefund], findings: &[RefundFinding]) -> bool {
     findings.iter().zip(refunds).any(|(finding, refund)| {
         let moved = finding.searched_to.is_some() && finding.searched_to != refund.searched_to;
         finding.is_complete || finding.paid.is_some() || finding.problem.is_some() || moved

@@ -89,6 +89,47 @@ fn a_refund_record_accounts_for_money_whatever_its_status() {
     }
 }
 
+/// I4, I6: what went back once too often is missing until a person has decided about it.
+#[test]
+fn a_refund_that_landed_and_was_not_to_shows() {
+    let over = || page(OrderStatus::Canceled, None);
+    let paid = || page(OrderStatus::Paid, Some("p"));
+    let again = |open, decided| RefundsAgain { open, decided };
+    let (flagged, refunded) = (Account::Flagged, Account::Refunded);
+    let one = |account| (account, MOVED.to_owned());
+    for (mut page, status, again, expected, missing) in [
+        (over(), RefundStatus::Paid, again(1, 0), vec![one(refunded), one(flagged)], "-1000000"),
+        (over(), RefundStatus::Paid, again(0, 1), vec![one(refunded)], "0"),
+        // It came once and went back once, and yet the record says otherwise.
+        (over(), RefundStatus::Void, again(1, 0), vec![one(flagged)], "0"),
+        (over(), RefundStatus::Void, again(0, 1), vec![one(flagged)], "0"),
+        (
+            paid(),
+            RefundStatus::Void,
+            again(1, 0),
+            vec![one(Account::Paid), one(flagged)],
+            "-1000000",
+        ),
+        (paid(), RefundStatus::Void, again(0, 1), vec![one(Account::Paid)], "0"),
+        // Found again by the search of a record that is owed once more, which closes it.
+        (over(), RefundStatus::Owed, again(1, 0), vec![one(Account::Owed)], "0"),
+    ] {
+        refund(&mut page, status);
+        page.again.insert(PaymentId::from("p"), again);
+        let seen = account(&page);
+        assert_eq!(
+            (held(&seen), drift(&seen)),
+            (expected, missing.to_owned()),
+            "{status} {again:?}"
+        );
+        assert_eq!(seen.mark.is_empty(), missing == "0", "{status}: it stays in view");
+    }
+    let mut twice = over();
+    refund(&mut twice, RefundStatus::Void);
+    twice.again.insert(PaymentId::from("p"), again(2, 0));
+    assert_eq!(drift(&account(&twice)), "-1000000");
+}
+
 #[test]
 fn money_that_pays_an_order_and_is_owed_back_counts_twice() {
     let mut page = page(OrderStatus::Paid, Some("p"));

@@ -10,8 +10,8 @@ const WALLET: Address = Address::repeat_byte(0x77);
 const STRANGER: Address = Address::repeat_byte(0x88);
 const NONCE: B256 = B256::repeat_byte(0x99);
 
-fn refund() -> OpenRefund {
-    OpenRefund {
+fn refund() -> SearchedRefund {
+    SearchedRefund {
         id: 1,
         payment_id: PaymentId::from("p1"),
         order_id: OrderId::from("o"),
@@ -21,6 +21,7 @@ fn refund() -> OpenRefund {
         amount: amount(1_000_000),
         refund_nonce: NONCE,
         status: RefundStatus::Claimed,
+        paid_tx: None,
         detected_at: secs(100),
         searched_to: Some(50),
         begun_at: Some(secs(200)),
@@ -30,7 +31,7 @@ fn refund() -> OpenRefund {
 
 /// The refund as it should be, by `authorizer`, in block `number`.
 fn paid_by(authorizer: Address, number: u64) -> NonceUse {
-    let OpenRefund { payer, amount, .. } = refund();
+    let SearchedRefund { payer, amount, .. } = refund();
     let transferred = SeenTransfer {
         log_index: 4,
         token: TOKEN,
@@ -157,11 +158,74 @@ fn a_buyer_who_pays_himself_is_not_refunded_and_raises_no_flag() {
 }
 
 #[test]
-fn a_second_use_by_our_own_wallets_is_flagged_and_one_by_strangers_is_not() {
+fn a_second_refund_is_flagged_and_what_else_strangers_do_is_not() {
     let twice = vec![paid_by(WALLET, 60), paid_by(STRANGER, 61)];
-    let both = RefundPolicy { wallets: vec![WALLET, STRANGER], quorum: 1 };
-    assert_eq!(said(twice.clone(), &both), "paid, flagged", "the money went out twice");
-    assert_eq!(said(twice, &anybody()), "paid");
+    assert_eq!(said(twice.clone(), &both()), "paid, flagged", "the money went out twice");
+    assert_eq!(said(twice.clone(), &anybody()), "paid, flagged");
+    assert_eq!(said(twice, &ours()), "paid", "others' money is their own");
+    let less = with_transfer(paid_by(STRANGER, 61), |t| t.value = amount(1));
+    assert_eq!(said(vec![paid_by(WALLET, 60), less], &anybody()), "paid");
+}
+
+fn both() -> RefundPolicy {
+    RefundPolicy { wallets: vec![WALLET, STRANGER], quorum: 1 }
+}
+
+/// I6, mirrored: money that went back a second time, or after its refund was called off, is a person's.
+#[test]
+fn a_closed_record_is_never_changed_and_what_goes_back_all_the_same_is_flagged() {
+    let pays = |by, number: u64| {
+        let mut used = paid_by(by, number);
+        used.consumption.log.tx_hash = B256::from(alloy_primitives::U256::from(number));
+        used
+    };
+    let hash =
+        |number: u64| Some(format!("{:#x}", B256::from(alloy_primitives::U256::from(number))));
+    let by_hand = || Some("wire 12".to_owned());
+    type Case = (RefundStatus, Option<String>, Vec<NonceUse>, usize);
+    let cases: Vec<Case> = vec![
+        (RefundStatus::Paid, hash(60), vec![], 0),
+        (RefundStatus::Paid, hash(60), vec![pays(WALLET, 60)], 0),
+        (RefundStatus::Paid, hash(60), vec![pays(STRANGER, 61)], 1),
+        (RefundStatus::Paid, hash(60), vec![pays(WALLET, 60), pays(STRANGER, 61)], 1),
+        (RefundStatus::Paid, hash(61), vec![pays(WALLET, 60), pays(STRANGER, 61)], 1),
+        (RefundStatus::Paid, hash(60), vec![pays(WALLET, 60), pays(STRANGER, 60)], 1),
+        (RefundStatus::Paid, by_hand(), vec![pays(WALLET, 60)], 1),
+        (RefundStatus::Void, None, vec![], 0),
+        (RefundStatus::Void, None, vec![pays(WALLET, 60)], 1),
+        (RefundStatus::Void, None, vec![pays(WALLET, 60), pays(STRANGER, 61)], 2),
+    ];
+    for (status, paid_tx, uses, expected) in cases {
+        let refund = SearchedRefund { status, paid_tx, ..refund() };
+        let told = format!("{refund:?} {uses:?}");
+        for (policy, expected) in [(both(), expected), (anybody(), expected.min(1))] {
+            let finding = judge_refund(&refund, &[shows("a", uses.clone())], &policy, NOW);
+            let kinds: Vec<FlagKind> = finding.flags.iter().map(|flag| flag.kind).collect();
+            assert_eq!(kinds, vec![FlagKind::RefundedAgain; expected], "{told}");
+            assert_eq!((finding.paid.is_none(), finding.restart), (true, false), "{told}");
+            assert_eq!((finding.searched_to, finding.is_complete), (Some(100), true), "{told}");
+        }
+        let unsaid = judge_refund(&refund, &[fails("a")], &both(), NOW);
+        assert!(unsaid.flags.is_empty() && unsaid.searched_to.is_none());
+    }
+}
+
+/// A person wrote `paid` and not by what: the chain adds that.
+#[test]
+fn a_record_set_paid_by_hand_gets_its_transaction() {
+    let refund = SearchedRefund { status: RefundStatus::Paid, ..refund() };
+    let uses = vec![paid_by(WALLET, 60), paid_by(STRANGER, 61)];
+    let finding = judge_refund(&refund, &[shows("a", uses)], &both(), NOW);
+    assert_eq!((finding.paid.is_some(), finding.flags.len()), (true, 1));
+}
+
+/// Whoever is not paid any more has nothing to hide: nobody is asked about a crowd of strangers.
+#[test]
+fn a_flood_of_a_closed_record_asks_nobody() {
+    let flood = shows_but("a", vec![], |search| search.flooded = [NONCE].into());
+    let refund = SearchedRefund { status: RefundStatus::Void, ..refund() };
+    let finding = judge_refund(&refund, &[flood], &anybody(), NOW);
+    assert_eq!((finding.problem, finding.flags.len()), (Some(SearchProblem::TooManyUses), 0));
 }
 
 #[test]
@@ -248,7 +312,7 @@ fn a_flooded_nonce_costs_only_its_own_record_and_a_person_is_told() {
     let finding = told(std::slice::from_ref(&flood), &anybody());
     assert_eq!(finding.problem, Some(SearchProblem::TooManyUses));
     assert_eq!((finding.searched_to, finding.flags.len()), (None, 1));
-    let other = OpenRefund { refund_nonce: B256::ZERO, ..refund() };
+    let other = SearchedRefund { refund_nonce: B256::ZERO, ..refund() };
     let finding = judge_refund(&other, &[flood], &anybody(), NOW);
     assert_eq!((finding.problem, finding.searched_to), (None, Some(100)));
 }
@@ -269,7 +333,7 @@ fn silence_of_the_logs_about_a_nonce_that_is_used_passes_no_block_over() {
     assert_eq!(told(&[more], &ours()).searched_to, Some(80), "it may be in a later block");
     let finding = told(&[silent(), shows("b", vec![paid_by(WALLET, 60)])], &ours());
     assert!(finding.paid.is_some() && finding.problem.is_none());
-    let known = OpenRefund { is_use_seen: true, ..refund() };
+    let known = SearchedRefund { is_use_seen: true, ..refund() };
     assert_eq!(judge_refund(&known, &[silent()], &ours(), NOW).problem, None, "it was seen before");
     let unread = shows_but("a", vec![], |search| search.unread = [1].into());
     assert_eq!(told(std::slice::from_ref(&unread), &ours()).problem, Some(SearchProblem::NotShown));
@@ -279,7 +343,7 @@ fn silence_of_the_logs_about_a_nonce_that_is_used_passes_no_block_over() {
 #[test]
 fn without_wallets_a_record_in_hand_is_searched_for_from_its_first_block_once_a_day() {
     let restarts = |policy: &RefundPolicy, status, secs_later: u64| {
-        let refund = OpenRefund { status, ..refund() };
+        let refund = SearchedRefund { status, ..refund() };
         judge_refund(&refund, &[shows("a", vec![])], policy, secs(200 + secs_later)).restart
     };
     assert!(restarts(&anybody(), RefundStatus::Claimed, 86_400));
@@ -293,7 +357,7 @@ fn without_wallets_a_record_in_hand_is_searched_for_from_its_first_block_once_a_
 #[test]
 fn a_search_said_to_be_beyond_the_final_block_is_not_believed() {
     let at = |searched_to| {
-        let refund = OpenRefund { searched_to: Some(searched_to), ..refund() };
+        let refund = SearchedRefund { searched_to: Some(searched_to), ..refund() };
         judge_refund(&refund, &[shows_but("a", vec![], |s| s.to_block = 80)], &ours(), NOW)
     };
     assert_eq!(at(90).searched_to, Some(90), "the page began with an older record");
@@ -341,10 +405,10 @@ proptest! {
         status in proptest::sample::select(RefundStatus::ALL),
     ) {
         let policy = RefundPolicy { quorum, ..if named { ours() } else { anybody() } };
-        let refund = OpenRefund { status, ..refund() };
+        let refund = SearchedRefund { status, ..refund() };
         let finding = judge_refund(&refund, &readings, &policy, NOW);
         if let Some(paid) = &finding.paid {
-            prop_assert!(status.is_unfinished());
+            prop_assert!(status.is_unfinished() || status == RefundStatus::Paid);
             let shown = |reading: &&RefundReading| {
                 let Ok(search) = &reading.outcome else { return false };
                 search.uses.iter().any(|used| {

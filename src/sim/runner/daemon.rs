@@ -181,6 +181,7 @@ pub(super) fn start_daemon(
         settings: RefundSettings {
             every: SEARCH_EVERY,
             owed_every: OWED_SEARCH_EVERY,
+            closed_for: LOOKBACK,
             batch_max: BATCH_MAX,
         },
     };

@@ -124,8 +124,16 @@ impl Runner {
                 accounted = accounted.saturating_add(amount);
             }
         }
-        for refund in refunds.iter().filter(|refund| refund.status != RefundStatus::Void) {
-            accounted = accounted.saturating_add(refund.amount);
+        let again =
+            "{flags} WHERE kind = 'refunded_again' AND closed_at IS NULL AND payment_id = ?";
+        for refund in refunds {
+            let rows = format!("SELECT CAST(count(*) AS TEXT) FROM {again}");
+            let rows = self.gateway.rows(&rows, &[Some(&refund.payment)], 1).await?;
+            let again: u64 = rows[0][0].as_deref().unwrap_or_default().parse()?;
+            let stands = u64::from(refund.status != RefundStatus::Void);
+            for _ in 0..again + stands {
+                accounted = accounted.saturating_add(refund.amount);
+            }
         }
         Ok(Drift::between(on_chain, accounted).to_string())
     }

@@ -14,6 +14,9 @@ use crate::sim::scenario::{RefundAct, RefundStep};
 /// The wallet that pays refunds.
 const REFUND_WALLET: Address = address!("0x00000000000000000000000000000000000ef41d");
 
+/// Another one.
+const OTHER_WALLET: Address = address!("0x00000000000000000000000000000000000ef42d");
+
 /// How often the daemon looks for refunds while a story has any paid.
 pub(super) const SEARCH_EVERY: Duration = Duration::from_secs(60);
 
@@ -27,10 +30,11 @@ struct Record {
 impl Runner {
     /// Puts a refund into the block at `now`, which must not exist yet.
     pub(super) async fn mine_refund(&self, now: Duration, act: &RefundAct) -> anyhow::Result<()> {
-        let times = match act.step {
-            RefundStep::Pay => 1,
-            RefundStep::PayTwice => 2,
-            RefundStep::Claim | RefundStep::Release => return Ok(()),
+        let (wallet, times) = match act.step {
+            RefundStep::Pay => (REFUND_WALLET, 1),
+            RefundStep::PayTwice => (REFUND_WALLET, 2),
+            RefundStep::PayElsewhere => (OTHER_WALLET, 1),
+            RefundStep::Claim | RefundStep::Release | RefundStep::Void => return Ok(()),
         };
         let record = self.record(&act.payment).await?;
         let (to, value) = (act.to.unwrap_or(record.payer), act.amount.unwrap_or(record.amount));
@@ -38,10 +42,10 @@ impl Runner {
         let mut chain = self.server.chain().lock();
         for time in 0..times {
             if !act.with_nonce {
-                chain.bare_transfer(at, REFUND_WALLET, to, value)?;
+                chain.bare_transfer(at, wallet, to, value)?;
                 continue;
             }
-            let refund = Authorized { payer: REFUND_WALLET, to, value, nonce: record.nonce };
+            let refund = Authorized { payer: wallet, to, value, nonce: record.nonce };
             match chain.transfer(at, refund) {
                 Ok(_) if time == 0 => {}
                 Ok(_) => anyhow::bail!("the token took one nonce twice"),
@@ -68,7 +72,13 @@ impl Runner {
                  CASE WHEN ?t IS NULL THEN claimed_at END WHERE payment_id = ? AND status = 'claimed'",
                 "claimed",
             ),
-            RefundStep::Pay | RefundStep::PayTwice => return Ok(()),
+            RefundStep::Void => (
+                "UPDATE {refunds_owed} SET status = 'void', \
+                 note = CASE WHEN ?t IS NULL THEN note ELSE 'called off' END \
+                 WHERE payment_id = ? AND status = 'owed'",
+                "owed",
+            ),
+            RefundStep::Pay | RefundStep::PayTwice | RefundStep::PayElsewhere => return Ok(()),
         };
         let at = self.at(now).as_millis().to_string();
         let changed = self.gateway.execute(sql, &[Some(&at), Some(&act.payment)]).await?;

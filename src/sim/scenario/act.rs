@@ -183,6 +183,10 @@ pub enum RefundStep {
     Pay,
     /// Pays it twice.
     PayTwice,
+    /// Pays it from another wallet than before.
+    PayElsewhere,
+    /// Calls it off.
+    Void,
 }
 
 impl<'de> Deserialize<'de> for Event {

@@ -187,7 +187,11 @@ async fn insert_refunds(
                 amount = excluded.amount, reason = excluded.reason, tx_hash = excluded.tx_hash,
                 log_index = excluded.log_index, refund_nonce = excluded.refund_nonce,
                 detected_at = excluded.detected_at, status = 'owed', batch_id = NULL,
-                claimed_by = NULL, claimed_at = NULL, note = NULL
+                claimed_by = NULL, claimed_at = NULL, note = NULL,
+                -- What landed while it was void closes it now.
+                searched_to = CASE WHEN r.closed_seen_at IS NULL THEN r.searched_to
+                                   ELSE r.closed_from END,
+                closed_seen_at = NULL, closed_from = NULL
           -- Owed once (I6): only a void record comes back.
           WHERE r.status = 'void'",
         &of(&|r| r.payment_id.to_string()),

@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, HashSet};
 
 use async_trait::async_trait;
-use sqlx::PgConnection;
 use sqlx::types::time::OffsetDateTime;
+use sqlx::{PgConnection, PgPool};
 
 use super::record::json_text;
 use super::rows::{block_datetime, datetime, hex, texts};
@@ -14,8 +14,8 @@ use crate::domain::{
 };
 use crate::store::StoreError;
 use crate::store::refunds::{
-    MalformedRefund, RawRefund, RefundPage, RefundStore, SearchDue, UNSETTLED, malformed_flags,
-    page, paid_event_key, raised,
+    MalformedRefund, RawRefund, RefundPage, RefundStore, SearchDue, UNSETTLED, gone, is_again,
+    malformed_flags, page, paid_event_key, raised,
 };
 use crate::store::row::column_number;
 
@@ -30,30 +30,12 @@ impl RefundStore for PostgresStore {
         due: SearchDue,
         limit: u32,
     ) -> Result<RefundPage, StoreError> {
-        let rows = sqlx::query_as!(
-            RawRefund,
-            r#"SELECT id, payment_id, order_id, chain_id, token, payer, amount::text AS "amount!",
-                      refund_nonce, status,
-                      (extract(epoch FROM detected_at) * 1000)::bigint AS "detected_at!",
-                      searched_to,
-                      (extract(epoch FROM search_begun_at) * 1000)::bigint AS search_begun_at,
-                      search_use_seen
-                 FROM reconciled.refunds_owed
-                WHERE chain_id = $1 AND rail = 'x402'
-                  AND status IN ('owed', 'claimed', 'sent', 'blocked')
-                  AND (searched_at IS NULL
-                       OR searched_at <= CASE WHEN status IN ('claimed', 'sent')
-                                              THEN $2::timestamptz ELSE $3::timestamptz END)
-                ORDER BY searched_at NULLS FIRST, id LIMIT $4"#,
-            column_number(chain_id.get()),
-            datetime(due.in_hand_before),
-            datetime(due.owed_before),
-            i64::from(limit),
-        )
-        .fetch_all(&self.pool)
-        .await
-        .map_err(|source| StoreError::from_sqlx(LIST, source))?;
-        Ok(page(rows))
+        let open = open_due(&self.pool, chain_id, due, limit).await;
+        let rows = match open {
+            Ok(open) if open.is_empty() => closed_due(&self.pool, chain_id, due, limit).await,
+            open => open,
+        };
+        Ok(page(rows.map_err(|source| StoreError::from_sqlx(LIST, source))?))
     }
 
     async fn refunds_unsettled(&self, chain_id: ChainId) -> Result<u64, StoreError> {
@@ -94,6 +76,64 @@ impl RefundStore for PostgresStore {
     }
 }
 
+macro_rules! select_refunds {
+    ($rest:tt, $($bind:expr),+ $(,)?) => {
+        sqlx::query_as!(
+            RawRefund,
+            r#"SELECT id, payment_id, order_id, chain_id, token, payer, amount::text AS "amount!",
+                      refund_nonce, status, paid_tx,
+                      (extract(epoch FROM detected_at) * 1000)::bigint AS "detected_at!",
+                      searched_to,
+                      (extract(epoch FROM search_begun_at) * 1000)::bigint AS search_begun_at,
+                      search_use_seen
+                 FROM reconciled.refunds_owed "# + $rest,
+            $($bind),+
+        )
+    };
+}
+
+async fn open_due(
+    pool: &PgPool,
+    chain_id: ChainId,
+    due: SearchDue,
+    limit: u32,
+) -> Result<Vec<RawRefund>, sqlx::Error> {
+    select_refunds!(
+        "WHERE chain_id = $1 AND rail = 'x402'
+           AND status IN ('owed', 'claimed', 'sent', 'blocked')
+           AND (searched_at IS NULL
+                OR searched_at <= CASE WHEN status IN ('claimed', 'sent')
+                                       THEN $2::timestamptz ELSE $3::timestamptz END)
+         ORDER BY searched_at NULLS FIRST, id LIMIT $4",
+        column_number(chain_id.get()),
+        datetime(due.in_hand_before),
+        datetime(due.owed_before),
+        i64::from(limit),
+    )
+    .fetch_all(pool)
+    .await
+}
+
+async fn closed_due(
+    pool: &PgPool,
+    chain_id: ChainId,
+    due: SearchDue,
+    limit: u32,
+) -> Result<Vec<RawRefund>, sqlx::Error> {
+    select_refunds!(
+        "WHERE chain_id = $1 AND rail = 'x402' AND status IN ('paid', 'void')
+           AND (closed_seen_at IS NULL OR closed_seen_at > $2)
+           AND (searched_at IS NULL OR searched_at <= $3)
+         ORDER BY searched_at NULLS FIRST, id LIMIT $4",
+        column_number(chain_id.get()),
+        datetime(due.closed_after),
+        datetime(due.owed_before),
+        i64::from(limit),
+    )
+    .fetch_all(pool)
+    .await
+}
+
 async fn put_aside(
     connection: &mut PgConnection,
     malformed: &[MalformedRefund],
@@ -101,7 +141,10 @@ async fn put_aside(
 ) -> Result<(), sqlx::Error> {
     let ids: Vec<i64> = malformed.iter().map(|one| one.id).collect();
     sqlx::query!(
-        "UPDATE reconciled.refunds_owed SET searched_at = $2, search_problem = $3
+        "UPDATE reconciled.refunds_owed
+            SET searched_at = $2, search_problem = $3,
+                closed_seen_at = CASE WHEN status IN ('paid', 'void')
+                                      THEN coalesce(closed_seen_at, $2) END
           WHERE id = ANY($1::bigint[])",
         &ids,
         now,
@@ -121,7 +164,10 @@ async fn write(
     let standing: Vec<&RefundFinding> =
         findings.iter().filter(|finding| changed.contains(&finding.refund.id)).collect();
     let flagged: Vec<_> = standing.iter().flat_map(|finding| raised(finding)).collect();
-    flags::write(connection, &flagged, &[], now).await?;
+    let gone: Vec<_> = standing.iter().filter_map(|finding| gone(finding)).collect();
+    flags::write(connection, &flagged, &gone, now).await?;
+    let again = standing.iter().filter(|finding| is_again(finding));
+    mark_unaccounted(connection, &texts(again.map(|f| &f.refund.payment_id)), now).await?;
     let closed: Vec<&RefundFinding> =
         standing.into_iter().filter(|finding| finding.paid.is_some()).collect();
     if !closed.is_empty() {
@@ -129,6 +175,25 @@ async fn write(
         write_resolutions(connection, &closed, now).await?;
     }
     Ok(closed.into_iter().map(|finding| finding.refund.payment_id.clone()).collect())
+}
+
+async fn mark_unaccounted(
+    connection: &mut PgConnection,
+    payments: &[String],
+    now: OffsetDateTime,
+) -> Result<(), sqlx::Error> {
+    if payments.is_empty() {
+        return Ok(());
+    }
+    sqlx::query!(
+        "UPDATE reconciled.transfers SET unaccounted_since = coalesce(unaccounted_since, $2)
+          WHERE payment_id = ANY($1::text[]) AND orphaned_at IS NULL",
+        payments,
+        now,
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
 }
 
 /// The records, each only if it is what it was. Returns the ids of those.
@@ -173,6 +238,11 @@ async fn write_records(
                 search_problem = CASE WHEN c.complete OR c.problem IS NOT NULL THEN c.problem
                                       ELSE r.search_problem END,
                 status = CASE WHEN c.paid_tx IS NULL THEN r.status ELSE 'paid' END,
+                closed_seen_at = CASE WHEN c.paid_tx IS NOT NULL OR r.status IN ('paid', 'void')
+                                      THEN coalesce(r.closed_seen_at, $8) END,
+                closed_from = CASE WHEN r.closed_seen_at IS NOT NULL THEN r.closed_from
+                                   WHEN c.paid_tx IS NOT NULL OR r.status IN ('paid', 'void')
+                                   THEN r.searched_to END,
                 paid_tx = coalesce(c.paid_tx, r.paid_tx),
                 paid_at = coalesce(c.paid_at, r.paid_at)
            FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[], $5::bool[], $6::text[],

@@ -6,13 +6,13 @@ use sqlx::{FromRow, Row};
 
 use super::{SqliteStore, failed, finish, flags};
 use crate::domain::{
-    ChainId, EventKind, OpenRefund, Outcome, PaymentId, RefundFinding, RefundPaid, RefundStatus,
-    SearchProblem, Timestamp,
+    ChainId, EventKind, Outcome, PaymentId, RefundFinding, RefundPaid, RefundStatus, SearchProblem,
+    SearchedRefund, Timestamp,
 };
 use crate::store::StoreError;
 use crate::store::refunds::{
-    MalformedRefund, RawRefund, RefundPage, RefundStore, SearchDue, UNSETTLED, malformed_flags,
-    page, paid_event_key, raised,
+    MalformedRefund, RawRefund, RefundPage, RefundStore, SearchDue, UNSETTLED, gone, is_again,
+    malformed_flags, page, paid_event_key, raised,
 };
 use crate::store::row::column_number;
 
@@ -31,6 +31,7 @@ impl FromRow<'_, SqliteRow> for RawRefund {
             amount: row.try_get("amount")?,
             refund_nonce: row.try_get("refund_nonce")?,
             status: row.try_get("status")?,
+            paid_tx: row.try_get("paid_tx")?,
             detected_at: row.try_get("detected_at")?,
             searched_to: row.try_get("searched_to")?,
             search_begun_at: row.try_get("search_begun_at")?,
@@ -47,7 +48,7 @@ impl RefundStore for SqliteStore {
         due: SearchDue,
         limit: u32,
     ) -> Result<RefundPage, StoreError> {
-        let rows: Vec<RawRefund> = sqlx::query_as(
+        let mut rows: Vec<RawRefund> = sqlx::query_as(
             "SELECT * FROM reconciled_refunds_owed
              WHERE chain_id = ? AND rail = 'x402'
                AND status IN ('owed', 'claimed', 'sent', 'blocked')
@@ -62,6 +63,22 @@ impl RefundStore for SqliteStore {
         .fetch_all(&self.reader)
         .await
         .map_err(failed(LIST))?;
+        if rows.is_empty() {
+            rows = sqlx::query_as(
+                "SELECT * FROM reconciled_refunds_owed
+                 WHERE chain_id = ? AND rail = 'x402' AND status IN ('paid', 'void')
+                   AND (closed_seen_at IS NULL OR closed_seen_at > ?)
+                   AND (searched_at IS NULL OR searched_at <= ?)
+                 ORDER BY searched_at NULLS FIRST, id LIMIT ?",
+            )
+            .bind(column_number(chain_id.get()))
+            .bind(due.closed_after.as_millis())
+            .bind(due.owed_before.as_millis())
+            .bind(limit)
+            .fetch_all(&self.reader)
+            .await
+            .map_err(failed(LIST))?;
+        }
         Ok(page(rows))
     }
 
@@ -109,7 +126,11 @@ async fn put_aside(
 ) -> Result<(), StoreError> {
     for one in malformed {
         sqlx::query(
-            "UPDATE reconciled_refunds_owed SET searched_at = ?, search_problem = ? WHERE id = ?",
+            "UPDATE reconciled_refunds_owed
+             SET searched_at = ?1, search_problem = ?2,
+                 closed_seen_at = CASE WHEN status IN ('paid', 'void')
+                                       THEN coalesce(closed_seen_at, ?1) END
+             WHERE id = ?3",
         )
         .bind(now.as_millis())
         .bind(SearchProblem::Malformed.code())
@@ -132,13 +153,33 @@ async fn write(
             continue;
         }
         let flagged: Vec<_> = raised(finding).collect();
-        flags::write(conn, &flagged, &[], now).await?;
+        let gone: Vec<_> = gone(finding).into_iter().collect();
+        flags::write(conn, &flagged, &gone, now).await?;
+        if is_again(finding) {
+            mark_unaccounted(conn, &finding.refund.payment_id, now).await.map_err(failed(WRITE))?;
+        }
         if let Some(paid) = &finding.paid {
             write_paid(conn, &finding.refund, paid, now).await.map_err(failed(WRITE))?;
             closed.push(finding.refund.payment_id.clone());
         }
     }
     Ok(closed)
+}
+
+async fn mark_unaccounted(
+    conn: &mut SqliteConnection,
+    payment_id: &PaymentId,
+    now: Timestamp,
+) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "UPDATE reconciled_transfers SET unaccounted_since = coalesce(unaccounted_since, ?)
+         WHERE payment_id = ? AND orphaned_at IS NULL",
+    )
+    .bind(now.as_millis())
+    .bind(payment_id.as_str())
+    .execute(conn)
+    .await?;
+    Ok(())
 }
 
 /// The record, if it is what it was; `false` when it is not.
@@ -156,6 +197,11 @@ async fn write_record(
              search_use_seen = NOT ?11 AND (search_use_seen OR ?12),
              search_problem = CASE WHEN ?2 OR ?10 IS NOT NULL THEN ?10 ELSE search_problem END,
              status = CASE WHEN ?4 IS NULL THEN status ELSE ?5 END,
+             closed_seen_at = CASE WHEN ?4 IS NOT NULL OR status IN ('paid', 'void')
+                                   THEN coalesce(closed_seen_at, ?3) END,
+             closed_from = CASE WHEN closed_seen_at IS NOT NULL THEN closed_from
+                                WHEN ?4 IS NOT NULL OR status IN ('paid', 'void')
+                                THEN searched_to END,
              paid_tx = coalesce(?4, paid_tx), paid_at = coalesce(?6, paid_at)
          WHERE id = ?7 AND status = ?8 AND lower(refund_nonce) = ?9",
     )
@@ -179,7 +225,7 @@ async fn write_record(
 /// What others are told of a refund that was paid, and what that rests on.
 async fn write_paid(
     conn: &mut SqliteConnection,
-    refund: &OpenRefund,
+    refund: &SearchedRefund,
     paid: &RefundPaid,
     now: Timestamp,
 ) -> Result<(), sqlx::Error> {

@@ -314,7 +314,10 @@ async fn owe(conn: &mut SqliteConnection, owed: &RefundOwed) -> Result<(), Store
             amount = excluded.amount, reason = excluded.reason, tx_hash = excluded.tx_hash,
             log_index = excluded.log_index, detected_at = excluded.detected_at,
             refund_nonce = excluded.refund_nonce, batch_id = NULL, claimed_by = NULL,
-            claimed_at = NULL, note = NULL
+            claimed_at = NULL, note = NULL,
+            -- What landed while it was void closes it now.
+            searched_to = CASE WHEN closed_seen_at IS NULL THEN searched_to ELSE closed_from END,
+            closed_seen_at = NULL, closed_from = NULL
          WHERE status = 'void'",
     )
     .bind(owed.payment_id.as_str())

@@ -178,6 +178,9 @@ async fn read_records(
         let kind = coded("flags", "kind", &row.kind, FlagKind::from_code)?;
         let about = if row.payment_id.is_empty() { row.subject } else { row.payment_id };
         let state = if row.open { FlagState::Open } else { FlagState::Decided };
+        if kind == FlagKind::RefundedAgain {
+            page.again.entry(PaymentId::new(about.clone())).or_default().count(state);
+        }
         page.flags.insert((kind, about), state);
     }
     let watched = sqlx::query_scalar!(

@@ -158,6 +158,9 @@ async fn read_records(
         let kind = coded("flags", "kind", &kind, FlagKind::from_code)?;
         let about = if payment_id.is_empty() { subject } else { payment_id };
         let state = if open { FlagState::Open } else { FlagState::Decided };
+        if kind == FlagKind::RefundedAgain {
+            page.again.entry(PaymentId::new(about.clone())).or_default().count(state);
+        }
         page.flags.insert((kind, about), state);
     }
     let watched: Vec<String> = sqlx::query_scalar(
