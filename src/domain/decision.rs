@@ -26,7 +26,9 @@ pub fn resolve(
     now: Timestamp,
 ) -> Resolution {
     let decision = Decision { situation, policy, due: &judged.due, now };
+    let is_stale = judged.terms.is_some_and(|terms| terms != situation.payment.terms());
     let resolution = match &judged.verdict {
+        _ if is_stale => decision.look_again(),
         Verdict::Settled(settlement) => decision.settled(settlement),
         Verdict::Pending { as_of, agreeing } => decision.pending(*as_of, *agreeing),
         Verdict::Unsettleable { reason, as_of, consumption } => {
@@ -141,9 +143,6 @@ impl Decision<'_> {
 
     fn settled(&self, settlement: &Settlement) -> Resolution {
         let Situation { payment, order, recorded, .. } = *self.situation;
-        if !settlement.transfer.pays(payment) {
-            return self.look_again();
-        }
         if let Some(owner) = self.situation.transfer_owner {
             return self.authorization_reused(settlement, owner);
         }
@@ -391,15 +390,6 @@ impl Decision<'_> {
     ) -> Resolution {
         let payment = self.situation.payment;
         let moved = consumption.and_then(|c| Transfer::consumed(payment, c));
-        // Was the verdict about the row as it is now?
-        let is_stale = match reason {
-            Unsettleable::UsedElsewhere => consumption.is_some_and(|c| c.pays(payment)),
-            Unsettleable::Expired => payment.over_from() > as_of.time,
-            Unsettleable::Canceled | Unsettleable::NonceConsumed => false,
-        };
-        if is_stale {
-            return self.look_again();
-        }
         let resolution = self.never_lands(as_of, moved);
         match reason {
             // Flagged at once, though the payment may wait for its deadline.

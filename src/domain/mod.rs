@@ -41,7 +41,9 @@ pub use ledger::{
 };
 pub(crate) use order::column_code;
 pub use order::{IdentifierStatus, Order, OrderKind, OrderStatus, Reservation, ReservationStatus};
-pub use payment::{MalformedPayment, Method, Payment, PaymentStatus, Rail, RawPayment, Sibling};
+pub use payment::{
+    MalformedPayment, Method, Payment, PaymentStatus, Rail, RawPayment, Sibling, Terms,
+};
 pub use policy::{LatePolicy, PaidAfter, Policy};
 pub use refund::{RefundOwed, RefundReason, RefundStatus, refund_nonce};
 pub use refund_search::{

@@ -96,10 +96,41 @@ pub struct Payment {
     pub broadcast_at: Option<Timestamp>,
 }
 
+/// The columns of a payment that a verdict is about: where one of them has changed since, it is about
+/// another payment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each field is the payment's of the same name")]
+pub struct Terms {
+    pub method: Method,
+    pub chain_id: ChainId,
+    pub token: Address,
+    pub payer: Address,
+    pub pay_to: Address,
+    pub amount: Amount,
+    pub nonce: B256,
+    pub valid_after: BlockTime,
+    pub valid_before: BlockTime,
+}
+
 impl Payment {
     /// Where the clock of this payment starts: the broadcast, else the row itself.
     pub fn started_at(&self) -> Timestamp {
         self.broadcast_at.unwrap_or(self.created_at)
+    }
+
+    /// What was signed and asked for.
+    pub const fn terms(&self) -> Terms {
+        Terms {
+            method: self.method,
+            chain_id: self.chain_id,
+            token: self.token,
+            payer: self.payer,
+            pay_to: self.pay_to,
+            amount: self.amount,
+            nonce: self.nonce,
+            valid_after: self.valid_after,
+            valid_before: self.valid_before,
+        }
     }
 
     /// Whether both claim one on-chain authorization.

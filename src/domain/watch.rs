@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::order::column_code;
-use super::{Evidence, PaymentId, Timestamp, Verdict};
+use super::{Evidence, PaymentId, Terms, Timestamp, Verdict};
 
 column_code! {
     /// Where a watch stands: `targeted` -> `reconcile` -> `late` or `finality` -> `closed`.
@@ -74,6 +74,8 @@ pub struct Judged {
     pub payment_id: PaymentId,
     /// When it was checked.
     pub checked_at: Timestamp,
+    /// The row's terms when it was read; `None` where it could not be read, or nothing was asked.
+    pub terms: Option<Terms>,
     /// What was read (I12).
     pub evidence: Evidence,
     /// What that proves.

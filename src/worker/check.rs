@@ -337,6 +337,7 @@ impl Checker {
         Some(Judged {
             payment_id: followed.watch.payment_id.clone(),
             checked_at: now,
+            terms: None,
             evidence: Evidence::default(),
             verdict: Verdict::Inconclusive(reason),
             problem: Some(problem),

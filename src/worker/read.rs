@@ -146,6 +146,7 @@ impl ChainReader {
             let judged = Judged {
                 payment_id: payment.id.clone(),
                 checked_at: now,
+                terms: Some(payment.terms()),
                 due: due_times(schedule, opened_at, payment, &verdict, policy, timing, now),
                 evidence,
                 verdict,

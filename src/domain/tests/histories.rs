@@ -310,7 +310,8 @@ fn any_careless_act() -> impl Strategy<Value = Act> {
             .prop_map(|(payment, status)| Act::OverwritePayment { payment, status }),
         4 => (0..3usize, proptest::sample::select(OrderStatus::ALL), paid_by)
             .prop_map(|(order, status, paid_by)| Act::OverwriteOrder { order, status, paid_by }),
-        1 => (0..8usize).prop_map(Act::ChangeTerms),
+        1 => (0..8usize, proptest::sample::select(vec![Term::Amount, Term::Nonce, Term::ValidBefore]))
+            .prop_map(|(payment, term)| Act::ChangeTerms { payment, term }),
         1 => (0..3usize).prop_map(Act::DeleteOrder),
         1 => (0..3usize).prop_map(|order| Act::Reserve { order }),
     ]

@@ -149,6 +149,14 @@ pub(super) enum PaidBy {
     Payment(usize),
 }
 
+/// A term that a gateway writes over.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Term {
+    Amount,
+    Nonce,
+    ValidBefore,
+}
+
 /// What a payer signs.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Signed {
@@ -210,7 +218,10 @@ pub(super) enum Act {
         status: OrderStatus,
         paid_by: PaidBy,
     },
-    ChangeTerms(usize),
+    ChangeTerms {
+        payment: usize,
+        term: Term,
+    },
     DeleteOrder(usize),
     Reserve {
         order: usize,
@@ -407,9 +418,15 @@ impl Shop {
                 let order = self.order_mut(order)?;
                 (order.status, order.paid_by) = (status, paid_by);
             }
-            Act::ChangeTerms(n) => {
-                let row = self.payment_mut(n)?;
-                row.amount = row.amount.saturating_add(amount(1));
+            Act::ChangeTerms { payment, term } => {
+                let row = self.payment_mut(payment)?;
+                match term {
+                    Term::Amount => row.amount = row.amount.saturating_add(amount(1)),
+                    Term::Nonce => row.nonce = keccak256(row.nonce),
+                    Term::ValidBefore => {
+                        row.valid_before = BlockTime::from_secs(row.valid_before.as_secs() + 40);
+                    }
+                }
             }
             Act::DeleteOrder(n) => {
                 let id = self.order_mut(n)?.id.clone();
@@ -623,7 +640,8 @@ impl Shop {
             true => Verdict::Inconclusive(Inconclusive::MalformedPayment),
             false => judge(row, &evidence, &self.policy),
         };
-        let judged = Judged { evidence, ..judged_as(id.as_str(), verdict) };
+        let judged =
+            Judged { terms: Some(row.terms()), evidence, ..judged_as(id.as_str(), verdict) };
         self.reads.push(Read { judged, chain: self.chain.clone() });
     }
 

@@ -98,16 +98,6 @@ fn i2_a_permit_holds_through_its_deadline_second_and_an_authorization_does_not()
 }
 
 #[test]
-fn i2_an_expiry_judged_on_the_deadline_itself_is_not_applied() {
-    let early = Policy { early_failure: true, ..Policy::default() };
-    for (at, told) in [(30, "p=unknown, o=paying"), (31, "p=failed, o=failed")] {
-        let mut ledger = Ledger::of(&[permit("p")], &[order("o", O::Paying, None)]);
-        ledger.apply("p", unsettleable(Unsettleable::Expired, at), &early);
-        assert_eq!(ledger.told(), told);
-    }
-}
-
-#[test]
 fn upto_settled_for_less_pays_its_order_and_a_duplicate_is_owed_what_moved() {
     let first = permit("p1");
     let second = permit("p2");

@@ -3,6 +3,8 @@
 //! Each test starts from rows, applies verdicts through the ledger as a store does, and compares every
 //! status there is afterwards.
 
+use alloy_primitives::B256;
+
 use super::support::*;
 use crate::domain::Finality::{Final, Tentative};
 use crate::domain::OrderStatus as O;
@@ -766,43 +768,43 @@ fn an_order_paid_on_a_transfer_that_pays_another_is_flagged_and_left() {
 // ---- Rows that changed since the check
 
 #[test]
-fn a_settlement_of_a_row_that_changed_since_the_check_is_not_applied() {
-    let changes: [fn(&mut Payment); 5] = [
-        |p| p.amount = amount(1),
-        |p| p.pay_to = TOKEN,
-        |p| p.payer = TOKEN,
-        |p| p.token = PAY_TO,
+fn a_verdict_about_a_row_that_changed_since_the_check_is_not_applied() {
+    let changes: [fn(&mut Payment); 9] = [
+        |p| p.method = Method::Permit2,
         |p| p.chain_id = ChainId::new(1),
+        |p| p.token = PAY_TO,
+        |p| p.payer = TOKEN,
+        |p| p.pay_to = TOKEN,
+        |p| p.amount = amount(1),
+        |p| p.nonce = B256::ZERO,
+        |p| p.valid_after = BlockTime::from_secs(1),
+        |p| p.valid_before = BlockTime::from_secs(1_000),
     ];
-    for change in changes {
-        let mut row = p1();
-        change(&mut row);
-        let mut ledger = Ledger::of(&[row], &[order("o", O::Paying, None)]);
-        let resolution = ledger.apply("p1", settled(&p1(), 9, Final), &default());
-        assert_eq!(ledger.told(), "p1=unknown, o=paying");
-        assert!(ledger.transfers.is_empty());
-        assert_eq!(resolution.watch.next.at, Some(due().reopened), "look again at once");
-    }
-}
-
-#[test]
-fn a_negative_about_a_row_that_changed_since_the_check_is_not_applied() {
+    let verdicts = [
+        settled(&p1(), 9, Final),
+        pending(DEADLINE_BLOCK),
+        unsettleable(Unsettleable::Expired, DEADLINE_BLOCK),
+        unsettleable(Unsettleable::Canceled, DEADLINE_BLOCK),
+        Verdict::Unsettleable {
+            reason: Unsettleable::UsedElsewhere,
+            as_of: block(50),
+            consumption: Some(paying(&p1(), block(9), 4)),
+        },
+    ];
     let early = Policy { early_failure: true, ..default() };
-    // Judged with a wrong amount, mended meanwhile.
-    let mut ledger = Ledger::of(&[p1()], &[order("o", O::Paying, None)]);
-    let used = Verdict::Unsettleable {
-        reason: Unsettleable::UsedElsewhere,
-        as_of: block(50),
-        consumption: Some(paying(&p1(), block(9), 4)),
-    };
-    let resolution = ledger.apply("p1", used, &early);
-    assert_eq!(ledger.told(), "p1=unknown, o=paying");
-    assert!(flags(&resolution).is_empty());
-    // Judged with a shorter window.
-    let longer = Payment { valid_before: BlockTime::from_secs(1_000), ..p1() };
-    let mut ledger = Ledger::of(&[longer], &[order("o", O::Paying, None)]);
-    ledger.apply("p1", unsettleable(Unsettleable::Expired, 50), &early);
-    assert_eq!(ledger.told(), "p1=unknown, o=paying");
+    for change in changes {
+        for verdict in &verdicts {
+            let mut row = p1();
+            change(&mut row);
+            let mut ledger = Ledger::of(&[row], &[order("o", O::Paying, None)]);
+            let judged = Judged { terms: Some(p1().terms()), ..judged_as("p1", verdict.clone()) };
+            let at = secs(DEADLINE_BLOCK * BLOCK_SECS);
+            let (_, resolution) = ledger.apply_all(vec![judged], &early, at).remove(0);
+            assert_eq!(ledger.told(), "p1=unknown, o=paying", "{verdict:?}");
+            assert!(ledger.transfers.is_empty() && resolution.flags.is_empty());
+            assert_eq!(resolution.watch.next.at, Some(due().reopened), "look again at once");
+        }
+    }
 }
 
 #[test]

@@ -156,6 +156,7 @@ pub(super) fn judged_as(id: &str, verdict: Verdict) -> Judged {
     Judged {
         payment_id: PaymentId::from(id),
         checked_at: secs(0),
+        terms: None,
         evidence: Evidence::default(),
         verdict,
         problem: None,

@@ -363,6 +363,7 @@ pub(super) fn judged(id: &str, verdict: Verdict) -> Judged {
     Judged {
         payment_id: PaymentId::from(id),
         checked_at: at(20),
+        terms: None,
         evidence: Evidence {
             readings: vec![
                 Reading { endpoint: EndpointName::new("first"), outcome: Ok(observation) },
