@@ -458,6 +458,11 @@ impl RpcObserver for Metrics {
         self.endpoint_probes.with_label_values(&[&chain, endpoint, outcome]).inc();
     }
 
+    fn error_rate(&self, chain: ChainId, endpoint: &EndpointName, is_sick: bool) {
+        let labels = [&chain.to_string(), endpoint.as_str(), Sickness::ErrorRate.code()];
+        self.endpoint_sick.with_label_values(&labels).set(i64::from(is_sick));
+    }
+
     fn compared(&self, chain: ChainId, one: &EndpointName, other: &EndpointName) {
         self.disagreements_of(chain, one, other);
     }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::blocks::Anchors;
+use super::error_rate::ErrorMeter;
 use super::gate::Gate;
 use super::health::{Diagnosis, Question};
 use super::logs::Width;
@@ -92,6 +93,7 @@ impl Endpoint {
             request_timeout,
             Arc::clone(&observer),
             Gate::new(&endpoint.limits, Arc::clone(&clock), request_timeout),
+            ErrorMeter::new(settings.error_rate, Arc::clone(&clock)),
         )?;
         let memory = Memory {
             log_width: Width::new(settings.log_range_max),

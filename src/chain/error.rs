@@ -156,6 +156,16 @@ impl CallError {
         }
     }
 
+    /// Whether the request failed, and with it the endpoint or the way to it: the error rate counts this. An
+    /// error object is an answer; a range that is too wide is our fault, and teaches a width.
+    pub(super) fn is_failure(&self) -> bool {
+        match self {
+            Self::Unreachable(_) | Self::Timeout => true,
+            Self::Http { .. } | Self::BadAnswer(_) => !self.is_range_refusal(),
+            Self::Rpc { .. } | Self::NotAllowed(_) | Self::NotSent { .. } => false,
+        }
+    }
+
     /// Whether a contract call was executed and failed, rather than not answered.
     pub(super) fn is_revert(&self) -> bool {
         matches!(self, Self::Rpc { code, message }

@@ -57,11 +57,13 @@ pub enum Sickness {
     KnownLogMissing,
     /// The log of a learnt one is not there: it may only have been kept for too short a time.
     LearntLogMissing,
+    /// Too many of the requests to it fail.
+    ErrorRate,
 }
 
 impl Sickness {
     /// Every one of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Failing,
         Self::WrongChain,
         Self::StaleHead,
@@ -71,6 +73,7 @@ impl Sickness {
         Self::KnownNonceUnused,
         Self::KnownLogMissing,
         Self::LearntLogMissing,
+        Self::ErrorRate,
     ];
 
     /// A flat code, for labels and people.
@@ -85,11 +88,13 @@ impl Sickness {
             Self::KnownNonceUnused => "known_nonce_unused",
             Self::KnownLogMissing => "known_log_missing",
             Self::LearntLogMissing => "learnt_log_missing",
+            Self::ErrorRate => "error_rate",
         }
     }
 
-    /// Whether its answers cannot be believed. The others are seen to by every read itself.
-    const fn forbids_evidence(self) -> bool {
+    /// Whether it is a wrong answer, which stays so until the right one is given. The others are seen to by
+    /// every read itself, or by whoever counts errors.
+    const fn is_wrong_answer(self) -> bool {
         !matches!(
             self,
             Self::Failing
@@ -97,6 +102,7 @@ impl Sickness {
                 | Self::StaleHead
                 | Self::Lagging
                 | Self::LearntLogMissing
+                | Self::ErrorRate
         )
     }
 }

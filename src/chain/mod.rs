@@ -9,6 +9,7 @@ mod blocks;
 mod eip3009;
 mod endpoint;
 mod error;
+mod error_rate;
 mod gate;
 mod heads;
 mod health;
@@ -38,6 +39,7 @@ use crate::domain::{
 };
 use asked::Asked;
 use endpoint::Endpoint;
+pub use error_rate::ErrorRateLimits;
 pub use gate::EndpointLimits;
 pub use health::{Diagnosis, KnownUsed, Sickness};
 pub use permit2::{PERMIT2, Permit2Settings, X402_EXACT_PROXY, X402_UPTO_PROXY};
@@ -96,6 +98,8 @@ pub struct ChainSettings {
     pub request_timeout: Duration,
     /// When an endpoint has not answered for this long, the next one is asked as well.
     pub hedge_after: Duration,
+    /// When an endpoint's requests fail too often for it to be believed.
+    pub error_rate: ErrorRateLimits,
     /// Authorizations that are used, to test endpoints with.
     pub known_used: Vec<KnownUsed>,
     /// Whether settled payments may serve as known ones too, once all endpoints have shown them.
@@ -121,6 +125,7 @@ impl ChainSettings {
             permit2: Permit2Settings::default(),
             request_timeout: Duration::from_secs(10),
             hedge_after: Duration::from_secs(2),
+            error_rate: ErrorRateLimits::default(),
             known_used: Vec::new(),
             learn_known_used: true,
         }
@@ -134,6 +139,10 @@ pub trait RpcObserver: Send + Sync + 'static {
 
     /// An endpoint was probed, and is well or sick.
     fn probed(&self, _chain: ChainId, _endpoint: &EndpointName, _sickness: Option<Sickness>) {}
+
+    /// So many of an endpoint's requests fail that it became sick of it, or so few that it is well again; a
+    /// probe that follows says the same.
+    fn error_rate(&self, _chain: ChainId, _endpoint: &EndpointName, _is_sick: bool) {}
 
     /// Two endpoints of one chain are configured, in order of name: what they say will be compared.
     fn compared(&self, _chain: ChainId, _one: &EndpointName, _other: &EndpointName) {}

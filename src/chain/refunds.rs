@@ -78,6 +78,9 @@ impl Endpoint {
         first: Option<(u64, u64)>,
         now: Timestamp,
     ) -> Result<RefundSearch, ReadFailure> {
+        if let Some(sick) = self.sickness() {
+            return Err(sick);
+        }
         let heads = self.heads(settings).await?;
         self.check_chain(settings).await?;
         // What a head that stands still does not show may well be there.

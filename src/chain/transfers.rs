@@ -94,7 +94,8 @@ impl Chain {
 
     fn endpoint(&self, name: &EndpointName) -> Result<&Endpoint, ReadFailure> {
         let found = self.endpoints.iter().find(|endpoint| endpoint.name == *name);
-        found.map(AsRef::as_ref).ok_or_else(|| bad(format!("there is no endpoint {name}")))
+        let found = found.ok_or_else(|| bad(format!("there is no endpoint {name}")))?;
+        found.sickness().map_or(Ok(found.as_ref()), Err)
     }
 }
 
@@ -104,6 +105,9 @@ impl Endpoint {
         settings: &ChainSettings,
         cursor: Option<u64>,
     ) -> Result<ScanHead, ReadFailure> {
+        if let Some(sick) = self.sickness() {
+            return Err(sick);
+        }
         let mut calls =
             vec![Call { method: "eth_chainId", params: json!([]) }, header_call("finalized")];
         calls.extend(cursor.map(header_by_number));

@@ -22,6 +22,7 @@ use uuid::Uuid;
 
 use super::RpcObserver;
 use super::error::CallError;
+use super::error_rate::ErrorMeter;
 use super::gate::Gate;
 use crate::domain::{ChainId, EndpointName, ReadFailureKind};
 use crate::errors::error_chain;
@@ -86,6 +87,7 @@ pub(super) struct Transport {
     /// No two calls of this process have one id, and hardly any two of all processes behind one proxy: so
     /// an answer that was meant for another request is known by it.
     gate: Gate,
+    errors: ErrorMeter,
     next_id: AtomicU64,
 }
 
@@ -101,6 +103,7 @@ impl Transport {
         request_timeout: Duration,
         observer: Arc<dyn RpcObserver>,
         gate: Gate,
+        errors: ErrorMeter,
     ) -> Result<Self, String> {
         if !matches!(url.scheme(), "http" | "https") {
             return Err(format!(
@@ -120,6 +123,7 @@ impl Transport {
             endpoint,
             observer,
             gate,
+            errors,
             next_id,
         })
     }
@@ -127,6 +131,11 @@ impl Transport {
     /// Whether the endpoint is left alone at the moment.
     pub(super) fn is_spared(&self) -> bool {
         self.gate.spared_for().is_some()
+    }
+
+    /// How many of its requests fail, in words, where that are too many for the endpoint to be believed.
+    pub(super) fn error_rate(&self) -> Option<String> {
+        self.errors.sickness()
     }
 
     /// Sends one call.
@@ -190,6 +199,7 @@ impl Transport {
             .await
             .map_err(|error| self.unreachable(error))
             .inspect_err(|error| {
+                self.count(true);
                 if *error == CallError::Timeout {
                     self.gate.refused(None, ReadFailureKind::Unreachable);
                 }
@@ -200,7 +210,24 @@ impl Transport {
             retry_after.and_then(|at| at.to_str().ok()).and_then(|at| self.gate.retry_after(at));
         let answered = self.read_answers(response, first_id, count).await;
         self.mind(status, retry_after, &answered);
+        if let Some(has_failed) = has_failed(status, &answered) {
+            self.count(has_failed);
+        }
         answered
+    }
+
+    /// Counts one request, and says so once when it made the endpoint sick, or well.
+    fn count(&self, has_failed: bool) {
+        let Some(is_sick) = self.errors.note(has_failed) else { return };
+        let (chain, endpoint) = (self.chain_id, &self.endpoint);
+        self.observer.error_rate(chain, endpoint, is_sick);
+        match self.errors.sickness() {
+            Some(detail) => tracing::error!(
+                %chain, %endpoint, detail,
+                "the endpoint is sick: too many requests fail; it gives no evidence until fewer do"
+            ),
+            None => tracing::info!(%chain, %endpoint, "few requests to the endpoint fail again"),
+        }
     }
 
     /// Leaves an endpoint alone that asks for it, or that takes connections and says nothing.
@@ -281,4 +308,20 @@ impl Transport {
             other => other,
         }
     }
+}
+
+/// Whether a request failed, for the error rate. `None`: the endpoint asked to be spared, which is seen to
+/// by the gate.
+fn has_failed(status: u16, answered: &Result<Vec<CallResult>, CallError>) -> Option<bool> {
+    let errors: Vec<&CallError> = match answered {
+        Err(error) => vec![error],
+        Ok(results) => results.iter().filter_map(|result| result.as_ref().err()).collect(),
+    };
+    let any = |is: &dyn Fn(&CallError) -> bool| errors.iter().any(|error| is(error));
+    let is_ours = any(&|error| error.is_range_refusal() || error.is_revert());
+    if status == 503 && !is_ours || any(&|error| error.kind() == ReadFailureKind::RateLimited) {
+        return None;
+    }
+    let server_error = status >= 500 && !errors.is_empty() && !is_ours;
+    Some(server_error || any(&CallError::is_failure))
 }

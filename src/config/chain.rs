@@ -8,7 +8,9 @@ use serde::Deserialize;
 use url::Url;
 
 use super::{Config, ConfigError, Secret, Span, bad, parse_paid_after, secs};
-use crate::chain::{ChainSettings, EndpointLimits, EndpointSettings, KnownUsed, Permit2Settings};
+use crate::chain::{
+    ChainSettings, EndpointLimits, EndpointSettings, ErrorRateLimits, KnownUsed, Permit2Settings,
+};
 use crate::domain::{ChainId, PaidAfter, Policy, Receiver, RefundPolicy};
 use crate::schedule::{FitSettings, Grid, Schedule, Timing};
 use crate::worker::{ScanStart, WatchedReceiver};
@@ -19,6 +21,8 @@ const DEADLINE_MARGIN_BLOCKS: u32 = 10;
 const BATCH_MAX: usize = 1_000;
 /// How far before the first scan to start, unless the configuration says otherwise.
 const LOOKBACK: Span = secs(7 * 24 * 3_600);
+/// A window of requests that is shorter than this holds but one moment.
+const ERROR_WINDOW_MIN: Duration = Duration::from_secs(12);
 /// The least time between two looks for finality.
 const FINALITY_RETRY: Duration = Duration::from_secs(60);
 
@@ -58,6 +62,15 @@ pub struct ChainSection {
     /// When an endpoint has not answered for this long, the next one is asked as well.
     #[serde(default = "defaults::hedge_after")]
     pub hedge_after: Span,
+    /// Requests count for this long, to tell an endpoint that fails too often.
+    #[serde(default = "defaults::error_window")]
+    pub error_window: Span,
+    /// Of fewer requests nothing is concluded.
+    #[serde(default = "defaults::error_requests_min")]
+    pub error_requests_min: u32,
+    /// The share of requests above which an endpoint fails too often.
+    #[serde(default = "defaults::error_share_max")]
+    pub error_share_max: f64,
     /// Where Multicall3 is.
     #[serde(default = "defaults::multicall3")]
     pub multicall3: Address,
@@ -123,6 +136,15 @@ mod defaults {
     }
     pub(super) fn hedge_after() -> Span {
         Span(chain().hedge_after)
+    }
+    pub(super) fn error_window() -> Span {
+        Span(chain().error_rate.window)
+    }
+    pub(super) fn error_requests_min() -> u32 {
+        chain().error_rate.requests_min
+    }
+    pub(super) fn error_share_max() -> f64 {
+        chain().error_rate.share_max
     }
     pub(super) fn concurrency_max() -> usize {
         EndpointLimits::default().concurrency_max
@@ -298,6 +320,20 @@ impl ChainSection {
                 return Err(bad(format!("{key}.{name}"), "must be longer than \"0s\""));
             }
         }
+        if self.error_window.0 < ERROR_WINDOW_MIN {
+            let least = humantime::format_duration(ERROR_WINDOW_MIN);
+            return Err(bad(
+                format!("{key}.error_window"),
+                format!("must be at least \"{least}\""),
+            ));
+        }
+        if self.error_requests_min == 0 {
+            return Err(bad(format!("{key}.error_requests_min"), "must be at least 1"));
+        }
+        if !(self.error_share_max > 0.0 && self.error_share_max <= 1.0) {
+            let problem = "must be above 0 and at most 1; at 1 no endpoint fails too often";
+            return Err(bad(format!("{key}.error_share_max"), problem));
+        }
         let timing = Timing {
             finality_margin: self.finality_margin.0,
             deadline_margin: self.block_time.0.saturating_mul(DEADLINE_MARGIN_BLOCKS),
@@ -334,6 +370,11 @@ impl ChainSection {
                 },
                 request_timeout: self.request_timeout.0,
                 hedge_after: self.hedge_after.0,
+                error_rate: ErrorRateLimits {
+                    window: self.error_window.0,
+                    requests_min: self.error_requests_min,
+                    share_max: self.error_share_max,
+                },
                 known_used: self.known_used.iter().map(KnownUsedSection::known).collect(),
                 learn_known_used: config.health.learn_known_used,
             },

@@ -8,6 +8,7 @@
 mod agreement;
 mod backend;
 mod cases;
+mod error_rate;
 mod every_fault;
 mod faults;
 mod health;
@@ -87,6 +88,10 @@ macro_rules! suite {
                 an_endpoint_that_is_down_or_serves_another_chain_is_said_to_be_so
                 what_was_seen_used_does_not_become_unused
                 an_older_block_says_nothing_about_what_was_seen_used
+            }
+            tests! { error_rate, $chain:
+                one_that_keeps_failing_gives_no_evidence_until_few_requests_fail
+                what_paces_or_comes_at_once_makes_nobody_sick
             }
             tests! { faults, $chain:
                 a_small_range_limit_is_learnt_and_everything_is_found

@@ -43,11 +43,15 @@ struct Look {
 impl Endpoint {
     /// Why this endpoint gives no evidence, if it is sick.
     pub(in crate::chain) fn sickness(&self) -> Option<ReadFailure> {
-        let memory = self.memory();
-        let (sickness, detail) = memory.diagnosis.as_ref()?;
-        let failure =
-            || ReadFailure::new(ReadFailureKind::Unhealthy, format!("{sickness}: {detail}"));
-        sickness.forbids_evidence().then(failure)
+        let wrong =
+            self.memory().diagnosis.clone().filter(|(sickness, _)| sickness.is_wrong_answer());
+        let (sickness, detail) = wrong.or_else(|| self.erring())?;
+        Some(ReadFailure::new(ReadFailureKind::Unhealthy, format!("{sickness}: {detail}")))
+    }
+
+    /// Whether too many of its requests fail.
+    fn erring(&self) -> Diagnosis {
+        self.transport.error_rate().map(|detail| (Sickness::ErrorRate, detail))
     }
 
     /// Asks where it stands, and whether it knows what is known.
@@ -159,7 +163,7 @@ impl Endpoint {
         let (chain, endpoint) = (settings.chain_id, &self.name);
         let sickness = |diagnosis: &Diagnosis| diagnosis.as_ref().map(|(sickness, _)| *sickness);
         let forbids = |diagnosis: &Diagnosis| {
-            sickness(diagnosis).is_some_and(|sickness| sickness.forbids_evidence())
+            sickness(diagnosis).is_some_and(|sickness| sickness.is_wrong_answer())
         };
         let (before, diagnosis) = {
             let mut memory = self.memory();
@@ -172,12 +176,15 @@ impl Endpoint {
             }
             (before, memory.diagnosis.clone())
         };
-        self.observer.probed(chain, endpoint, sickness(&diagnosis));
+        // It says so itself when it begins and ends.
+        let shown = self.erring().filter(|_| !forbids(&diagnosis));
+        let shown = shown.or_else(|| diagnosis.clone());
+        self.observer.probed(chain, endpoint, sickness(&shown));
         if sickness(&before) == sickness(&diagnosis) {
-            return diagnosis;
+            return shown;
         }
         match &diagnosis {
-            Some((sickness, detail)) if sickness.forbids_evidence() => tracing::error!(
+            Some((sickness, detail)) if sickness.is_wrong_answer() => tracing::error!(
                 %chain, %endpoint, %sickness, detail,
                 "the endpoint is sick: it gives no evidence until it answers a probe rightly"
             ),
@@ -186,7 +193,7 @@ impl Endpoint {
             }
             None => tracing::info!(%chain, %endpoint, "the endpoint is well"),
         }
-        diagnosis
+        shown
     }
 }
 

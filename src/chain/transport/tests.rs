@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use super::*;
-use crate::chain::EndpointLimits;
+use crate::chain::{EndpointLimits, ErrorRateLimits};
 use crate::clock::ManualClock;
 use crate::domain::Timestamp;
 #[derive(Default)]
@@ -27,9 +27,10 @@ fn transport(url: &str, seen: &Arc<Seen>) -> Transport {
     let name = EndpointName::new("a");
     let timeout = Duration::from_secs(5);
     let clock = Arc::new(ManualClock::new(Timestamp::from_millis(0)));
-    let gate = Gate::new(&EndpointLimits::default(), clock, timeout);
+    let gate = Gate::new(&EndpointLimits::default(), clock.clone(), timeout);
+    let errors = ErrorMeter::new(ErrorRateLimits::default(), clock);
     let transport =
-        Transport::new(ChainId::new(1), name, url, timeout, seen.clone(), gate).unwrap();
+        Transport::new(ChainId::new(1), name, url, timeout, seen.clone(), gate, errors).unwrap();
     // The answers below were written beforehand.
     Transport { next_id: AtomicU64::new(0), ..transport }
 }
@@ -202,4 +203,37 @@ fn two_answers_to_one_call_are_none() {
     let results = parse_answers(body, 0, 2).unwrap();
     assert!(matches!(results[0], Err(CallError::BadAnswer(_))));
     assert_eq!(results[1].as_ref().unwrap().get(), "\"b\"");
+}
+
+#[test]
+fn what_paces_teaches_or_reverts_is_no_failure_and_the_rest_is() {
+    let rpc = |code, message: &str| CallError::Rpc { code, message: message.to_owned() };
+    let http = |status| CallError::Http { status, body: String::new() };
+    let good = || Ok(RawValue::NULL.to_owned());
+    let missing = || Err(CallError::BadAnswer("left out".to_owned()));
+    let wide = || rpc(-32005, "query returned more than 10000 results");
+    type Case = (u16, Result<Vec<CallResult>, CallError>, Option<bool>);
+    let cases: [Case; 18] = [
+        (200, Ok(vec![good(), good()]), Some(false)),
+        (200, Ok(vec![good(), missing()]), Some(true)),
+        (200, Err(CallError::BadAnswer("not JSON-RPC".to_owned())), Some(true)),
+        (200, Err(CallError::Timeout), Some(true)),
+        (200, Err(CallError::Unreachable("reset".to_owned())), Some(true)),
+        (500, Err(http(500)), Some(true)),
+        (502, Err(http(502)), Some(true)),
+        (403, Err(http(403)), Some(true)),
+        (503, Err(http(503)), None),
+        (429, Err(http(429)), None),
+        (413, Err(http(413)), Some(false)),
+        (200, Ok(vec![good(), Err(rpc(429, "slow down"))]), None),
+        (200, Ok(vec![Err(rpc(3, "execution reverted"))]), Some(false)),
+        (500, Ok(vec![Err(rpc(3, "execution reverted"))]), Some(false)),
+        (500, Ok(vec![Err(rpc(-32603, "internal error"))]), Some(true)),
+        (200, Ok(vec![Err(rpc(-32603, "internal error"))]), Some(false)),
+        (200, Ok(vec![Err(wide())]), Some(false)),
+        (503, Ok(vec![Err(wide())]), Some(false)),
+    ];
+    for (status, answered, failed) in cases {
+        assert_eq!(has_failed(status, &answered), failed, "{status}: {answered:?}");
+    }
 }

@@ -215,6 +215,11 @@ impl Reader {
         self.read_at(payments, Breadth::FirstAnswer, 0).await
     }
 
+    /// Sets the local clock.
+    pub(crate) fn set_clock(&self, now: Timestamp) {
+        self.clock.set(now);
+    }
+
     /// Reads when the local clock shows `now_secs`.
     pub(crate) async fn read_at(
         &self,

@@ -75,8 +75,11 @@ async fn probe(reader: &Reader) -> Vec<Option<Sickness>> {
     probe_at(reader, 0).await
 }
 
-async fn probe_at(reader: &Reader, now_secs: i64) -> Vec<Option<Sickness>> {
-    let found = reader.chain.probe(Timestamp::from_millis(now_secs * 1_000)).await;
+/// Probes when the local clock shows `now_secs`.
+pub(super) async fn probe_at(reader: &Reader, now_secs: i64) -> Vec<Option<Sickness>> {
+    let now = Timestamp::from_millis(now_secs * 1_000);
+    reader.set_clock(now);
+    let found = reader.chain.probe(now).await;
     found.into_iter().map(|diagnosis| diagnosis.map(|(sickness, _)| sickness)).collect()
 }
 
