@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::blocks::Anchors;
 use super::error_rate::ErrorMeter;
 use super::gate::Gate;
-use super::health::{Diagnosis, Question};
+use super::health::Condition;
 use super::logs::Width;
 use super::monotone::SeenUsed;
 use super::transport::Transport;
@@ -58,10 +58,8 @@ pub(super) struct Memory {
     has_multicall: bool,
     /// When it was last passed by: it had not answered when another one had.
     passed_by_at: Option<Timestamp>,
-    /// What the last probe found wrong.
-    pub(super) diagnosis: Diagnosis,
-    /// Which question it answered wrongly, to ask it again until it answers rightly.
-    pub(super) failed: Option<Question>,
+    /// What probes found wrong.
+    pub(super) condition: Condition,
     /// Why it gave no evidence when it was last asked, if it gave none.
     silent_because: Option<ReadFailureKind>,
 }
@@ -103,8 +101,7 @@ impl Endpoint {
             multicall_absent_since: None,
             has_multicall: false,
             passed_by_at: None,
-            diagnosis: None,
-            failed: None,
+            condition: Condition::default(),
             silent_because: None,
         };
         Ok(Self {
@@ -129,12 +126,12 @@ impl Endpoint {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether others are to be asked before it: it wants to be left alone, is sick, or hung not long ago.
+    /// Whether others are to be asked before it: it wants to be left alone, or hung not long ago.
     pub(super) fn is_spared(&self) -> bool {
         let passed_by_at = self.memory().passed_by_at;
         let now = self.clock.now();
         let hung = passed_by_at.is_some_and(|at| at <= now && now.since(at) < PASSED_BY_SPARED);
-        hung || self.transport.is_spared() || self.sickness().is_some()
+        hung || self.transport.is_spared()
     }
 
     /// Takes note that it had not answered when another one had, and was waited for no longer. It is still

@@ -5,6 +5,7 @@
 //! lags is shown as such here; what that means for a read is seen to by the read. Nothing here proves
 //! anything about a payment, and an endpoint that lies only now and then may never be found out.
 
+mod condition;
 mod learnt;
 mod probe;
 
@@ -13,8 +14,8 @@ use std::fmt;
 use alloy_primitives::{Address, B256};
 
 use super::asked::Asked;
+pub(super) use condition::Condition;
 pub(super) use learnt::Learnt;
-pub(super) use probe::Question;
 
 /// An EIP-3009 authorization that is known to be used or canceled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

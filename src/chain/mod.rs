@@ -358,8 +358,8 @@ async fn ask(
     now: Timestamp,
     ends_at: Instant,
 ) -> Outcomes {
-    if let Some(failure) = endpoint.sickness() {
-        return same_for_all(asked.len(), &failure);
+    if let Some(failures) = endpoint.silence(asked.iter().map(|asked| &asked.token)) {
+        return failures.into_iter().map(Err).collect();
     }
     let outcomes = endpoint.read(settings, asked, now, ends_at).await;
     endpoint.report_health(settings.chain_id, &outcomes);

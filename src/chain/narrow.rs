@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use alloy_primitives::Address;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -30,7 +31,8 @@ impl Chain {
         hear: &mut impl FnMut(&[Evidence]),
     ) {
         let ends_at = Instant::now() + within;
-        let mut waiting = self.in_turn().into_iter().peekable();
+        let tokens: BTreeSet<Address> = asked.iter().map(|asked| asked.token).collect();
+        let mut waiting = self.in_turn(&tokens).into_iter().peekable();
         let count = u32::try_from(self.endpoints.len()).unwrap_or(u32::MAX).max(1);
         let patience = self.settings.hedge_after.min(within / count);
         let mut open: BTreeSet<usize> = (0..asked.len()).collect();
@@ -64,13 +66,16 @@ impl Chain {
         }
     }
 
-    /// The endpoints, beginning at the next one each time; those that would not be asked now come last.
-    pub(super) fn in_turn(&self) -> Vec<usize> {
+    /// The endpoints, beginning at the next one each time; those that would not be asked about these tokens
+    /// now come last.
+    pub(super) fn in_turn(&self, tokens: &BTreeSet<Address>) -> Vec<usize> {
         let count = self.endpoints.len();
         let first = self.turn.fetch_add(1, Ordering::Relaxed) % count.max(1);
-        let (spared, mut order): (Vec<usize>, Vec<usize>) = (0..count)
-            .map(|place| (first + place) % count)
-            .partition(|place| self.endpoints[*place].is_spared());
+        let (spared, mut order): (Vec<usize>, Vec<usize>) =
+            (0..count).map(|place| (first + place) % count).partition(|place| {
+                let endpoint = &self.endpoints[*place];
+                endpoint.is_spared() || endpoint.silence(tokens.iter()).is_some()
+            });
         order.extend(spared);
         order
     }

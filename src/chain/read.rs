@@ -88,8 +88,27 @@ impl Endpoint {
         }
     }
 
-    /// The same at a block that the endpoint has; `fresh` says whether its head is.
+    /// The same at a block that the endpoint has; `fresh` says whether its head is. It is not asked about a
+    /// token that it answers wrongly about.
     pub(super) async fn read_at(
+        &self,
+        settings: &ChainSettings,
+        asked: &[Asked],
+        at: (&Heads, Result<(), ReadFailure>),
+        ends_at: Instant,
+    ) -> Outcomes {
+        let silenced = self.silenced(asked.iter().map(|asked| &asked.token));
+        let believed = asked.iter().zip(&silenced).filter(|(_, silence)| silence.is_none());
+        let believed: Vec<Asked> = believed.map(|(asked, _)| *asked).collect();
+        let mut read = self.read_believed(settings, &believed, at, ends_at).await.into_iter();
+        let unread = || Err(bad("nothing was read".to_owned()).into());
+        let outcome = |silence: Option<ReadFailure>| {
+            silence.map_or_else(|| read.next().unwrap_or_else(unread), Err)
+        };
+        silenced.into_iter().map(outcome).collect()
+    }
+
+    async fn read_believed(
         &self,
         settings: &ChainSettings,
         asked: &[Asked],

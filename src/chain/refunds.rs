@@ -50,7 +50,8 @@ impl Chain {
     ) -> Vec<RefundReading> {
         let ends_at = Instant::now() + within;
         let mut readings: Vec<RefundReading> = Vec::new();
-        let order = self.in_turn();
+        let tokens = refunds.iter().map(|refund| refund.token).collect();
+        let order = self.in_turn(&tokens);
         for (turn, place) in order.iter().enumerate() {
             let endpoint = &self.endpoints[*place];
             let waiting = u32::try_from(order.len() - turn).unwrap_or(u32::MAX);
@@ -78,8 +79,9 @@ impl Endpoint {
         first: Option<(u64, u64)>,
         now: Timestamp,
     ) -> Result<RefundSearch, ReadFailure> {
-        if let Some(sick) = self.sickness() {
-            return Err(sick);
+        let silence = self.silence(refunds.iter().map(|refund| &refund.token));
+        if let Some(failure) = silence.and_then(|failures| failures.into_iter().next()) {
+            return Err(failure);
         }
         let heads = self.heads(settings).await?;
         self.check_chain(settings).await?;

@@ -89,6 +89,10 @@ impl Chain {
         within: Duration,
     ) -> Result<ScanAnswer, ReadFailure> {
         let endpoint = self.endpoint(endpoint)?;
+        let silence = endpoint.silence(receivers.iter().map(|receiver| &receiver.token));
+        if let Some(failure) = silence.and_then(|failures| failures.into_iter().next()) {
+            return Err(failure);
+        }
         bounded(within, endpoint.scan_transfers(&self.settings, receivers, first, last)).await
     }
 

@@ -40,7 +40,8 @@ impl Chain {
     ) {
         let started = Instant::now();
         let ends_at = started + within;
-        let mut heads = self.ask_heads(now, started + within.mul_f64(HEADS_SHARE));
+        let heads_by = started + within.mul_f64(HEADS_SHARE);
+        let mut heads = self.ask_heads(&asked, now, heads_by);
         let mut standing: Vec<Standing> = Vec::new();
         let mut enough_since = None;
         loop {
@@ -52,9 +53,7 @@ impl Chain {
             match answer.map(joined) {
                 None => break,
                 Some((_, Ok(stand))) => standing.push(stand),
-                Some((place, Err(failure))) => {
-                    self.report(place, asked.len(), failure, &mut hear);
-                }
+                Some((place, Err(outcomes))) => self.report(place, outcomes, &mut hear),
             }
             if enough_since.is_none() && self.is_enough(&standing) {
                 enough_since = Some(Instant::now());
@@ -74,7 +73,7 @@ impl Chain {
                 None => tokio::select! {
                     Some(answer) = heads.join_next() => match joined(answer) {
                         (_, Ok(stand)) => Ok(stand),
-                        (place, Err(failure)) => Err((place, same_for_all(asked.len(), &failure))),
+                        (place, Err(outcomes)) => Err((place, outcomes)),
                     },
                     Some(read) = reads.join_next() => Err(joined(read)),
                     else => return,
@@ -83,7 +82,7 @@ impl Chain {
             match late {
                 Ok(Standing { place, heads, fresh }) if heads.head.number < common => {
                     let failure = fresh.err().unwrap_or_else(|| self.lagging(&heads.head));
-                    self.report(place, asked.len(), failure, &mut hear);
+                    self.report(place, same_for_all(asked.len(), &failure), &mut hear);
                 }
                 Ok(Standing { place, heads, fresh }) => {
                     let (endpoint, settings) =
@@ -100,33 +99,33 @@ impl Chain {
                         (place, outcomes)
                     });
                 }
-                Err((place, outcomes)) => {
-                    self.endpoints[place].report_health(self.settings.chain_id, &outcomes);
-                    hear(place, outcomes);
-                }
+                Err((place, outcomes)) => self.report(place, outcomes, &mut hear),
             }
         }
     }
 
-    /// Asks every endpoint where it stands, by `ends_at`.
+    /// Asks every endpoint that is believed about any of these where it stands, by `ends_at`.
     fn ask_heads(
         &self,
+        about: &Arc<[Asked]>,
         now: Timestamp,
         ends_at: Instant,
-    ) -> JoinSet<(usize, Result<Standing, ReadFailure>)> {
+    ) -> JoinSet<(usize, Result<Standing, Outcomes>)> {
         let mut asked = JoinSet::new();
         for (place, endpoint) in self.endpoints.iter().enumerate() {
             let (endpoint, settings) = (endpoint.clone(), self.settings.clone());
+            let about = Arc::clone(about);
             asked.spawn(async move {
-                if let Some(failure) = endpoint.sickness() {
-                    return (place, Err(failure));
+                if let Some(failures) = endpoint.silence(about.iter().map(|asked| &asked.token)) {
+                    return (place, Err(failures.into_iter().map(Err).collect()));
                 }
                 let stand = |heads: Heads| Standing {
                     place,
                     heads,
                     fresh: endpoint.see_head(&settings, &heads.head, now),
                 };
-                (place, by(ends_at, endpoint.heads(&settings)).await.map(stand))
+                let heads = by(ends_at, endpoint.heads(&settings)).await;
+                (place, heads.map(stand).map_err(|failure| same_for_all(about.len(), &failure)))
             });
         }
         asked
@@ -153,15 +152,8 @@ impl Chain {
         ReadFailure::new(ReadFailureKind::Lagging, detail)
     }
 
-    /// Hears of an endpoint that could not be read at all.
-    fn report(
-        &self,
-        place: usize,
-        count: usize,
-        failure: ReadFailure,
-        hear: &mut impl FnMut(usize, Outcomes),
-    ) {
-        let outcomes = same_for_all(count, &failure);
+    /// Hears of an endpoint.
+    fn report(&self, place: usize, outcomes: Outcomes, hear: &mut impl FnMut(usize, Outcomes)) {
         self.endpoints[place].report_health(self.settings.chain_id, &outcomes);
         hear(place, outcomes);
     }

@@ -16,8 +16,8 @@ pub(in crate::chain) struct Learnt {
     /// Seen used in a final block by one endpoint; the next probe asks all of them.
     pub(super) candidate: Option<KnownUsed>,
     pub(super) confirmed: Option<Confirmed>,
-    /// The token of the first payment that was read: nobody has used a random nonce there.
-    pub(super) token: Option<Address>,
+    /// The tokens of the first payments that were read: nobody has used a random nonce there.
+    pub(super) tokens: BTreeSet<Address>,
 }
 
 /// An authorization that endpoints have shown used.
@@ -35,6 +35,9 @@ impl Confirmed {
     }
 }
 
+/// The most tokens that are learnt. One could be anybody's; several tell its fault from the endpoint's.
+const TOKENS_MAX: usize = 4;
+
 /// What was learnt is replaced after this long, so that no endpoint need keep its log for longer.
 const LEARN_AGAIN: Duration = Duration::from_secs(6 * 3_600);
 
@@ -43,7 +46,7 @@ const LEARN_AGAIN: Duration = Duration::from_secs(6 * 3_600);
 pub(super) const LEARNT_AGE_MAX: Duration = Duration::from_secs(24 * 3_600);
 
 impl Chain {
-    /// Takes note of a token, and of an authorization that is used for good, to ask all endpoints about.
+    /// Takes note of tokens, and of an authorization that is used for good, to ask all endpoints about.
     pub(in crate::chain) fn learn(
         &self,
         payments: &[Payment],
@@ -51,16 +54,19 @@ impl Chain {
         now: Timestamp,
     ) {
         let mut learnt = self.learnt();
-        if learnt.token.is_none() {
-            learnt.token = payments.iter().zip(evidence).find_map(|(payment, evidence)| {
-                // One that calls everything used may be the token's fault, and not the endpoint's.
-                let shown = evidence.readings.iter().flat_map(|reading| &reading.outcome);
-                let is_read = payment.method == Method::Eip3009
-                    && shown
-                        .into_iter()
-                        .any(|seen| !matches!(seen.nonce, NonceState::UsedWithoutLog { .. }));
-                is_read.then_some(payment.token)
-            });
+        for (payment, evidence) in payments.iter().zip(evidence) {
+            if learnt.tokens.len() >= TOKENS_MAX {
+                break;
+            }
+            // One that calls everything used may be the token's fault, and not the endpoint's.
+            let shown = evidence.readings.iter().flat_map(|reading| &reading.outcome);
+            let is_read = payment.method == Method::Eip3009
+                && shown
+                    .into_iter()
+                    .any(|seen| !matches!(seen.nonce, NonceState::UsedWithoutLog { .. }));
+            if is_read {
+                learnt.tokens.insert(payment.token);
+            }
         }
         let is_recent = |confirmed: &Confirmed| confirmed.is_younger_than(LEARN_AGAIN, now);
         if !self.settings.learn_known_used

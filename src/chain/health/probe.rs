@@ -1,12 +1,14 @@
 //! Probes: asking an endpoint what the answer to is known.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use alloy_primitives::{Address, keccak256};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use super::learnt::LEARNT_AGE_MAX;
+use super::condition::{Told, Wrong};
+use super::learnt::{Confirmed, LEARNT_AGE_MAX};
 use super::{Diagnosis, KnownUsed, Sickness};
 use crate::chain::asked::Asked;
 use crate::chain::endpoint::Endpoint;
@@ -24,29 +26,87 @@ pub(in crate::chain) struct Question {
 }
 
 /// What one endpoint is asked by a probe.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 struct Quiz {
     questions: Vec<Question>,
-    /// Where a random nonce is asked about; the flag says whether the token is configured.
-    tokens: Vec<(Address, bool)>,
+    /// Where a random nonce is asked about, and whether that token is configured.
+    tokens: BTreeMap<Address, bool>,
 }
 
-/// What an endpoint that answered nothing wrongly has shown.
+impl Quiz {
+    /// Asks this as well, and about a random nonce at the same token.
+    fn add(&mut self, token: Address, question: Option<Question>) {
+        let is_configured = question.is_some_and(|question| question.is_configured);
+        *self.tokens.entry(token).or_default() |= is_configured;
+        self.questions.extend(question.filter(|question| !self.questions.contains(question)));
+    }
+}
+
+/// What an endpoint has shown that says where it stands.
 struct Look {
     heads: Heads,
-    /// Whether nothing had to be left out.
-    is_complete: bool,
+    told: BTreeMap<Address, Told>,
+    /// Whether what is right may end what was wrong.
+    may_end: bool,
     /// What is not as it should be, and no wrong answer.
     unwell: Diagnosis,
 }
 
+/// Answers as they come in, by token.
+struct Answers {
+    told: BTreeMap<Address, Told>,
+    /// The first answer that was none.
+    trouble: Diagnosis,
+}
+
+impl Answers {
+    fn wrong(&mut self, token: Address, sickness: Sickness, detail: String, to: Option<Question>) {
+        self.note(token, Told::Wrong(Wrong { sickness, detail, question: to }));
+    }
+
+    fn none(&mut self, token: Address, failure: &ReadFailure) {
+        self.trouble.get_or_insert_with(|| sick_of(failure));
+        self.note(token, Told::Nothing);
+    }
+
+    fn note(&mut self, token: Address, told: Told) {
+        self.told.entry(token).or_insert(Told::Right).and(told);
+    }
+
+    /// Whether nothing was answered at all.
+    fn is_all_nothing(&self) -> bool {
+        self.told.values().all(|told| *told == Told::Nothing)
+    }
+
+    fn is_wrong(&self, token: &Address) -> bool {
+        matches!(self.told.get(token), Some(Told::Wrong(_)))
+    }
+}
+
 impl Endpoint {
-    /// Why this endpoint gives no evidence, if it is sick.
+    /// Why this endpoint gives no evidence about anything, if it is sick.
     pub(in crate::chain) fn sickness(&self) -> Option<ReadFailure> {
-        let wrong =
-            self.memory().diagnosis.clone().filter(|(sickness, _)| sickness.is_wrong_answer());
-        let (sickness, detail) = wrong.or_else(|| self.erring())?;
-        Some(ReadFailure::new(ReadFailureKind::Unhealthy, format!("{sickness}: {detail}")))
+        let wrong = self.memory().condition.of_all();
+        wrong.or_else(|| self.erring()).map(unhealthy)
+    }
+
+    /// Why it gives no evidence about each of these, if it gives none about any of them.
+    pub(in crate::chain) fn silence<'a>(
+        &self,
+        tokens: impl Iterator<Item = &'a Address>,
+    ) -> Option<Vec<ReadFailure>> {
+        self.silenced(tokens).into_iter().collect()
+    }
+
+    /// Why it gives no evidence about each of these, where it gives none.
+    pub(in crate::chain) fn silenced<'a>(
+        &self,
+        tokens: impl Iterator<Item = &'a Address>,
+    ) -> Vec<Option<ReadFailure>> {
+        let erring = self.erring();
+        let memory = self.memory();
+        let about = |token| memory.condition.about(token).or_else(|| erring.clone());
+        tokens.map(|token| about(token).map(unhealthy)).collect()
     }
 
     /// Whether too many of its requests fail.
@@ -61,78 +121,115 @@ impl Endpoint {
         mut quiz: Quiz,
         now: Timestamp,
     ) -> Result<Look, (Sickness, String)> {
-        self.memory().is_right_chain = false;
-        let failed = self.memory().failed;
-        if let Some(failed) = failed.filter(|failed| !quiz.questions.contains(failed)) {
-            quiz.questions.push(failed);
+        {
+            let mut memory = self.memory();
+            memory.is_right_chain = false;
+            memory.condition.to_ask_again().for_each(|(token, question)| quiz.add(token, question));
         }
         let heads = self.heads(settings).await.map_err(|failure| sick_of(&failure))?;
-        let before = quiz.questions.len();
-        quiz.questions.retain(|question| question.known.block <= heads.head.number);
-        let is_complete = quiz.questions.len() == before;
-        self.states_are_right(settings, &quiz, &heads.head).await?;
-        let mut unwell = None;
-        for question in &quiz.questions {
-            let Err((sickness, detail)) = self.shows_log(settings, &question.known).await else {
-                continue;
-            };
-            let is_missing = sickness == Sickness::KnownLogMissing;
-            if is_missing && !question.is_configured {
-                unwell = Some((Sickness::LearntLogMissing, detail));
-                continue;
-            }
-            if is_missing {
-                self.memory().failed = Some(*question);
-            }
-            return Err((sickness, detail));
+        let mut answers = Answers { told: BTreeMap::new(), trouble: None };
+        // What it cannot know yet is left out.
+        let (questions, too_new): (Vec<Question>, Vec<Question>) =
+            quiz.questions.iter().partition(|question| question.known.block <= heads.head.number);
+        too_new.iter().for_each(|question| answers.note(question.known.token, Told::Nothing));
+        let used = self.ask_states(settings, &quiz.tokens, &questions, &heads, &mut answers).await;
+        if let Some(trouble) = &answers.trouble
+            && (trouble.0 == Sickness::WrongChain || answers.is_all_nothing())
+        {
+            return Err(trouble.clone());
         }
+        // One token's trouble with its own state is no trouble of the endpoint's.
+        answers.trouble = None;
+        let mut unwell = self.ask_logs(settings, used, &mut answers).await;
         let fresh = self.see_head(settings, &heads.head, now);
-        fresh.map_err(|failure| (Sickness::StaleHead, failure.detail))?;
-        Ok(Look { heads, is_complete, unwell })
+        let may_end = fresh.is_ok();
+        let stale = fresh.err().map(|failure| (Sickness::StaleHead, failure.detail));
+        unwell = answers.trouble.or(stale).or(unwell);
+        Ok(Look { heads, told: answers.told, may_end, unwell })
     }
 
-    /// Whether it says of these authorizations, and of one that nobody ever signed at each token, what is
-    /// the case: all in one read.
-    async fn states_are_right(
+    /// Asks about these authorizations, and about one that nobody ever signed at each token, all in one
+    /// read. Returns those that read used, as they should.
+    async fn ask_states(
         &self,
         settings: &ChainSettings,
-        quiz: &Quiz,
-        head: &BlockRef,
-    ) -> Result<(), (Sickness, String)> {
-        let Quiz { questions, tokens } = quiz;
+        tokens: &BTreeMap<Address, bool>,
+        questions: &[Question],
+        heads: &Heads,
+        answers: &mut Answers,
+    ) -> Vec<Question> {
         let random = || keccak256(Uuid::new_v4().as_bytes());
         let nobodys = |token: Address| Asked::known(token, Address::from_word(random()), random());
-        let mut asked: Vec<Asked> = tokens.iter().map(|(token, _)| nobodys(*token)).collect();
+        let mut asked: Vec<Asked> = tokens.keys().map(|token| nobodys(*token)).collect();
         asked.extend(questions.iter().map(|question| question.known.asked()));
         if asked.is_empty() {
-            return Ok(());
+            return Vec::new();
         }
-        let states = self.states(settings, &asked, head).await;
+        let states = self.states(settings, &asked, &heads.head).await;
         let (unused, used) = states.split_at(tokens.len());
         for ((token, is_configured), state) in tokens.iter().zip(unused) {
             match state {
-                Ok(false) => {}
+                Ok(false) => answers.note(*token, Told::Right),
                 Ok(true) => {
                     let detail = format!("a random nonce at {token} reads used");
-                    return Err((Sickness::RandomNonceUsed, detail));
+                    answers.wrong(*token, Sickness::RandomNonceUsed, detail, None);
                 }
-                // One endpoint may have made that token up: that makes no other one sick.
-                Err(failure) if failure.kind == ReadFailureKind::NoCode && !is_configured => {}
-                Err(failure) => return Err(sick_of(failure)),
+                Err(failure) if failure.kind == ReadFailureKind::NoCode => match is_configured {
+                    true => {
+                        answers.wrong(*token, Sickness::NoCode, failure.to_string(), None);
+                    }
+                    // One endpoint may have made that token up: that makes no other one sick.
+                    false => answers.note(*token, Told::Nothing),
+                },
+                Err(failure) => answers.none(*token, failure),
             }
         }
+        let mut right = Vec::with_capacity(questions.len());
         for (question, state) in questions.iter().zip(used) {
-            if !*state.as_ref().map_err(sick_of)? {
-                self.memory().failed = Some(*question);
-                let KnownUsed { token, payer, nonce, block } = question.known;
-                let at = head.number;
-                let detail = format!(
-                    "{nonce} of {payer} at {token}, used in block {block}, reads unused at {at}"
-                );
-                return Err((Sickness::KnownNonceUnused, detail));
+            let KnownUsed { token, payer, nonce, block } = question.known;
+            match state {
+                Ok(true) => right.push(*question),
+                Ok(false) => {
+                    let at = heads.head.number;
+                    let detail = format!(
+                        "{nonce} of {payer} at {token}, used in block {block}, reads unused at {at}"
+                    );
+                    answers.wrong(token, Sickness::KnownNonceUnused, detail, Some(*question));
+                }
+                Err(failure) => answers.none(token, failure),
             }
         }
-        Ok(())
+        right
+    }
+
+    /// Asks for the logs of those that read used. Returns what is not there, and makes nobody sick.
+    async fn ask_logs(
+        &self,
+        settings: &ChainSettings,
+        used: Vec<Question>,
+        answers: &mut Answers,
+    ) -> Diagnosis {
+        let mut unwell = None;
+        for question in used {
+            let token = question.known.token;
+            if answers.is_wrong(&token) {
+                continue;
+            }
+            match self.shows_log(settings, &question.known).await {
+                Ok(()) => {}
+                Err((Sickness::KnownLogMissing, detail)) if question.is_configured => {
+                    answers.wrong(token, Sickness::KnownLogMissing, detail, Some(question));
+                }
+                Err((Sickness::KnownLogMissing, detail)) => {
+                    unwell = Some((Sickness::LearntLogMissing, detail));
+                }
+                Err(trouble) => {
+                    answers.note(token, Told::Nothing);
+                    answers.trouble.get_or_insert(trouble);
+                }
+            }
+        }
+        unwell
     }
 
     /// Whether it has the log of an authorization's use.
@@ -157,36 +254,38 @@ impl Endpoint {
         }
     }
 
-    /// Takes note of a diagnosis, and says so once when it has changed. What forbids evidence stays until
-    /// a probe that left nothing out finds nothing wrong. Answers with what holds now.
-    fn diagnose(&self, settings: &ChainSettings, found: Diagnosis, is_complete: bool) -> Diagnosis {
+    /// Takes note of a probe, and says so once when something has changed. Answers with the worst that holds now.
+    fn diagnose(
+        &self,
+        settings: &ChainSettings,
+        told: BTreeMap<Address, Told>,
+        may_end: bool,
+        unwell: Diagnosis,
+    ) -> Diagnosis {
         let (chain, endpoint) = (settings.chain_id, &self.name);
-        let sickness = |diagnosis: &Diagnosis| diagnosis.as_ref().map(|(sickness, _)| *sickness);
-        let forbids = |diagnosis: &Diagnosis| {
-            sickness(diagnosis).is_some_and(|sickness| sickness.is_wrong_answer())
-        };
-        let (before, diagnosis) = {
+        let (before, condition) = {
             let mut memory = self.memory();
-            let before = memory.diagnosis.clone();
-            if is_complete && !forbids(&found) {
-                memory.failed = None;
-            }
-            if !forbids(&before) || forbids(&found) || is_complete {
-                memory.diagnosis = found;
-            }
-            (before, memory.diagnosis.clone())
+            let before = memory.condition.in_short();
+            memory.condition.note(told, may_end, unwell);
+            (before, memory.condition.clone())
         };
-        // It says so itself when it begins and ends.
-        let shown = self.erring().filter(|_| !forbids(&diagnosis));
-        let shown = shown.or_else(|| diagnosis.clone());
-        self.observer.probed(chain, endpoint, sickness(&shown));
-        if sickness(&before) == sickness(&diagnosis) {
+        let worst = condition.worst();
+        let is_wrong = worst.as_ref().is_some_and(|(sickness, _)| sickness.is_wrong_answer());
+        // That too many requests fail was said when it began.
+        let shown = self.erring().filter(|_| !is_wrong).or_else(|| worst.clone());
+        self.observer.probed(chain, endpoint, shown.as_ref().map(|(sickness, _)| *sickness));
+        if condition.in_short() == before {
             return shown;
         }
-        match &diagnosis {
-            Some((sickness, detail)) if sickness.is_wrong_answer() => tracing::error!(
+        match worst {
+            Some((sickness, detail)) if condition.of_all().is_some() => tracing::error!(
                 %chain, %endpoint, %sickness, detail,
                 "the endpoint is sick: it gives no evidence until it answers a probe rightly"
+            ),
+            Some((sickness, detail)) if is_wrong => tracing::error!(
+                %chain, %endpoint, %sickness, detail,
+                "the endpoint is sick: it gives no evidence about payments in this token until it answers a \
+                 probe rightly"
             ),
             Some((sickness, detail)) => {
                 tracing::warn!(%chain, %endpoint, %sickness, detail, "the endpoint is unwell");
@@ -195,6 +294,10 @@ impl Endpoint {
         }
         shown
     }
+}
+
+fn unhealthy((sickness, detail): (Sickness, String)) -> ReadFailure {
+    ReadFailure::new(ReadFailureKind::Unhealthy, format!("{sickness}: {detail}"))
 }
 
 fn sick_of(failure: &ReadFailure) -> (Sickness, String) {
@@ -224,18 +327,19 @@ impl Chain {
         let mut diagnoses = Vec::with_capacity(looks.len());
         let mut standing = Vec::with_capacity(looks.len());
         for (place, look) in looks {
-            let (found, is_complete) = match look {
-                Ok(Look { heads, is_complete, unwell }) => {
+            let (told, may_end, unwell) = match look {
+                Ok(Look { heads, told, may_end, unwell }) => {
                     let lags = common.is_some_and(|common| heads.head.number < common);
                     if !lags {
                         standing.push((place, heads));
                     }
                     let lagging = || (Sickness::Lagging, self.lagging(&heads.head).detail);
-                    (lags.then(lagging).or(unwell), is_complete)
+                    (told, may_end, lags.then(lagging).or(unwell))
                 }
-                Err(sick) => (Some(sick), false),
+                Err(sick) => (BTreeMap::new(), false, Some(sick)),
             };
-            diagnoses.push(self.endpoints[place].diagnose(&self.settings, found, is_complete));
+            let endpoint = &self.endpoints[place];
+            diagnoses.push(endpoint.diagnose(&self.settings, told, may_end, unwell));
         }
         self.confirm_candidate(&standing, now).await;
         diagnoses
@@ -243,25 +347,18 @@ impl Chain {
 
     /// What the endpoint at this place is asked.
     fn quiz(&self, place: usize, now: Timestamp) -> Quiz {
-        let configured = self.settings.known_used.iter();
-        let mut questions: Vec<Question> =
-            configured.map(|known| Question { known: *known, is_configured: true }).collect();
-        let mut tokens: Vec<(Address, bool)> = Vec::new();
+        let mut quiz = Quiz::default();
         for known in &self.settings.known_used {
-            if !tokens.iter().any(|(token, _)| *token == known.token) {
-                tokens.push((known.token, true));
-            }
+            quiz.add(known.token, Some(Question { known: *known, is_configured: true }));
         }
         let learnt = self.learnt();
-        if tokens.is_empty() {
-            tokens.extend(learnt.token.map(|token| (token, false)));
-        }
+        learnt.tokens.iter().for_each(|token| quiz.add(*token, None));
         let confirmed = learnt.confirmed.as_ref().filter(|confirmed| {
             confirmed.is_younger_than(LEARNT_AGE_MAX, now) && confirmed.askable.contains(&place)
         });
-        questions.extend(
-            confirmed.map(|confirmed| Question { known: confirmed.known, is_configured: false }),
-        );
-        Quiz { questions, tokens }
+        if let Some(Confirmed { known, .. }) = confirmed {
+            quiz.add(known.token, Some(Question { known: *known, is_configured: false }));
+        }
+        quiz
     }
 }

@@ -5,13 +5,17 @@ mod stage;
 
 use std::collections::BTreeMap;
 
-use reconciled::chain::Breadth;
-use reconciled::domain::{Payment, PaymentId, Policy, RawPayment, Timestamp, Verdict, judge};
+use reconciled::chain::{Breadth, ChainSettings, KnownUsed, Sickness};
+use reconciled::domain::{
+    Payment, PaymentId, Policy, RawPayment, ReadFailureKind, Timestamp, Verdict, judge,
+};
 use reconciled::sim::gateway::NewOrder;
 use serde_json::json;
 
 use self::stage::Stage;
-use super::backend::{FINALIZED_AFTER, Reader, TestChain, payment, settings};
+use super::backend::{FINALIZED_AFTER, Reader, TestChain, failures, payment, settings};
+use super::cases::used;
+use super::health::probe_at;
 use crate::support::anvil::ANVIL_CHAIN_ID;
 use crate::support::dice::Dice;
 use crate::support::worker::{Home, Worker};
@@ -99,10 +103,7 @@ async fn i2_no_token_however_hostile_reads_as_settled_and_honest_neighbours_are_
         assert!(wrong.is_empty(), "in order {seed}: {wrong:#?}");
     }
     // In small batches, and where every state is a call of its own.
-    let small = reconciled::chain::ChainSettings {
-        batch_max: 7,
-        ..settings(&stage.chain, &[stage.chain.url()])
-    };
+    let small = ChainSettings { batch_max: 7, ..settings(&stage.chain, &[stage.chain.url()]) };
     let wrong = wrong_verdicts(&stage, &honest, &Reader::with(small), &mut Dice::new(7)).await;
     assert!(wrong.is_empty(), "in small batches: {wrong:#?}");
     stage.chain.remove_multicall().await;
@@ -110,6 +111,40 @@ async fn i2_no_token_however_hostile_reads_as_settled_and_honest_neighbours_are_
     let reader = Reader::of(&stage.chain);
     let wrong = wrong_verdicts(&stage, &honest, &reader, &mut Dice::new(8)).await;
     assert!(wrong.is_empty(), "without Multicall3: {wrong:#?}");
+}
+
+#[tokio::test]
+async fn i11_a_token_that_calls_every_nonce_used_makes_no_endpoint_sick_about_another() {
+    const UNHEALTHY: Option<ReadFailureKind> = Some(ReadFailureKind::Unhealthy);
+    let mut stage = Stage::start().await;
+    let honest = Honest::beside(&mut stage).await;
+    // Its logs are whole, so it is learnt like any other, and a random nonce is asked about.
+    let hostile = stage.hostile.iter().find(|hostile| hostile.name == "another amount").unwrap();
+    let urls = [stage.chain.url(), stage.chain.url()];
+    let block = {
+        let reader = Reader::of(&stage.chain);
+        used(&reader.read_one(&hostile.payment).await).log.block.number
+    };
+    let Payment { token, payer, nonce, .. } = hostile.payment;
+    let known = KnownUsed { token, payer, nonce, block };
+    for known_used in [vec![], vec![known]] {
+        let reader = Reader::with(ChainSettings { known_used, ..settings(&stage.chain, &urls) });
+        let mut payments = vec![hostile.payment.clone()];
+        reader.read(&payments).await;
+        payments.extend(honest.with_verdicts().map(|(payment, _)| payment.clone()));
+        // First it is all that is known, then the honest token is known as well.
+        for _ in 0..2 {
+            assert_eq!(probe_at(&reader, 0).await, [Some(Sickness::RandomNonceUsed); 2]);
+            for breadth in [Breadth::FirstAnswer, Breadth::All] {
+                let evidence = reader.read_at(&payments, breadth, 0).await;
+                assert_eq!(failures(&evidence[0]), [UNHEALTHY; 2], "{breadth:?}");
+                for ((payment, expected), evidence) in honest.with_verdicts().zip(&evidence[1..]) {
+                    let verdict = code(&judge(payment, evidence, &Policy::default()));
+                    assert_eq!(verdict, expected, "{}: {evidence:?}", payment.id);
+                }
+            }
+        }
+    }
 }
 
 /// The row a gateway would write.
