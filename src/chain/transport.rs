@@ -243,17 +243,18 @@ impl Transport {
         };
         let too_wide = of_all(&|error| error.is_range_refusal());
         let is_limited = |error: &CallError| error.kind() == ReadFailureKind::RateLimited;
-        let limited = of_all(&is_limited);
-        let partly_limited = answered.as_ref().is_ok_and(|results| {
-            results.iter().any(|result| result.as_ref().is_err_and(is_limited))
-        });
-        if limited {
+        // Of a batch, one call is enough: the rest of the plan's allowance is gone.
+        let is_any_limited = match answered {
+            Err(error) => is_limited(error),
+            Ok(results) => results.iter().any(|result| result.as_ref().is_err_and(is_limited)),
+        };
+        if is_any_limited {
             self.gate.refused(retry_after, ReadFailureKind::RateLimited);
         } else if status == 503 && !too_wide {
             self.gate.refused(retry_after, ReadFailureKind::RpcError);
         } else if of_all(&|error| *error == CallError::Timeout) {
             self.gate.refused(None, ReadFailureKind::Unreachable);
-        } else if !partly_limited {
+        } else {
             self.gate.answered();
         }
     }
