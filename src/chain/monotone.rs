@@ -49,9 +49,26 @@ pub(super) struct SeenUsed {
 }
 
 impl SeenUsed {
+    /// It was used in this block.
     fn note(&mut self, one: Authorization, block: BlockRef, by: &EndpointName, now: Timestamp) {
+        self.note_as(one, block, by, now, |seen| *seen != block);
+    }
+
+    /// It was used in this block or before it: the first such block says most.
+    fn note_by(&mut self, one: Authorization, block: BlockRef, by: &EndpointName, now: Timestamp) {
+        self.note_as(one, block, by, now, |seen| block.number < seen.number);
+    }
+
+    fn note_as(
+        &mut self,
+        one: Authorization,
+        block: BlockRef,
+        by: &EndpointName,
+        now: Timestamp,
+        replaces: impl Fn(&BlockRef) -> bool,
+    ) {
         if let Some(seen) = self.uses.get_mut(&one) {
-            if seen.block != block {
+            if replaces(&seen.block) {
                 *seen = Seen { block, at: now, by: BTreeSet::new() };
             }
             seen.at = now;
@@ -105,7 +122,11 @@ impl Endpoint {
                         let block = seen.block(&one, &self.name, head, now);
                         doubtful.extend(block.map(|block| (index, block)));
                     }
-                    Ok(NonceState::UsedWithoutLog { .. } | NonceState::UsedUnread(_)) | Err(_) => {}
+                    // Used is used, whatever became of the search for how (I2).
+                    Ok(NonceState::UsedWithoutLog { .. } | NonceState::UsedUnread(_)) => {
+                        seen.note_by(one, heads.head, &self.name, now);
+                    }
+                    Err(_) => {}
                 }
             }
         }
@@ -125,7 +146,7 @@ impl Endpoint {
             })
             .collect();
         for (index, used_in) in doubtful {
-            let used = format!("it was seen used in block {}", used_in.number);
+            let used = format!("it was seen used at block {}", used_in.number);
             let failure = match headers.get(&used_in.number) {
                 None => {
                     let detail = format!("{used}, and this endpoint is at {head}");
@@ -172,6 +193,22 @@ mod tests {
         }
         assert_eq!((seen.uses.len(), seen.oldest_first.len()), (SEEN_MAX, SEEN_MAX));
         assert!(!seen.uses.contains_key(&one(4)) && seen.uses.contains_key(&one(5)));
+    }
+
+    #[test]
+    fn a_use_that_was_not_found_is_known_by_the_first_block_that_showed_it() {
+        let mut seen = SeenUsed::default();
+        let at = |number| BlockRef { number, hash: B256::ZERO, time: BlockTime::from_secs(1) };
+        let [a, b] = ["a", "b"].map(EndpointName::new);
+        let block = |seen: &SeenUsed| seen.block(&one(1), &a, 0, NOW).map(|block| block.number);
+        seen.note_by(one(1), at(100), &a, NOW);
+        assert_eq!(block(&seen), Some(100));
+        seen.note_by(one(1), at(120), &b, NOW);
+        assert_eq!(block(&seen), Some(100), "a later block says less");
+        seen.note_by(one(1), at(90), &b, NOW);
+        assert_eq!(block(&seen), Some(90));
+        seen.note(one(1), at(95), &b, NOW);
+        assert_eq!(block(&seen), Some(95), "the use itself, after a reorg");
     }
 
     /// One that lied about a payment must not silence the others about it (I11).

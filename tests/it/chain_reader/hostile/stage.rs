@@ -66,7 +66,13 @@ const NO_CODE: &[&str] = &["inconclusive:no_code"];
 const NO_TOKEN: &[&str] =
     &["inconclusive:no_code", "inconclusive:bad_answer", "inconclusive:rpc_error"];
 const UNUSED: &[&str] = &["pending", "unsettleable:expired"];
-const FLICKERING: &[&str] = &["pending", "unsettleable:expired", "inconclusive:used_without_log"];
+/// What read used once contradicts "unused" at a later block.
+const FLICKERING: &[&str] = &[
+    "pending",
+    "unsettleable:expired",
+    "inconclusive:used_without_log",
+    "inconclusive:bad_answer",
+];
 
 fn log_of(topics: &[B256], data: Vec<u8>) -> Log {
     Log { topics: topics.to_vec(), data: data.into() }
