@@ -6,6 +6,9 @@
 //! - Each has `settle` and `settleWithPermit`; the latter puts an EIP-2612 permit first. `upto` takes the
 //!   amount to move behind the permit; `exact` always moves the permitted amount. So the selector alone
 //!   tells the two apart.
+//!   The selectors follow from these signatures: `exact` has `settle` 0x13cd3b53 and `settleWithPermit`
+//!   0xfa340378; `upto` has 0xff11e7b4 and 0x016c1748, since it takes an amount and its witness has a facilitator.
+//!   Where the first two are given for both proxies, they are `exact`'s alone.
 //! - The witness of `upto` names the one facilitator that may call it: the proxy refuses everybody else. It
 //!   is the payer who names it, so he can name himself, and choose the amount.
 //! - The permit is `((token, amount), nonce, deadline)`. It, the owner and the witness are static, so they
@@ -287,9 +290,15 @@ mod tests {
     fn signatures_are_the_deployed_proxies() {
         assert_eq!(exact::settleCall::SELECTOR, hex!("13cd3b53"));
         assert_eq!(exact::settleWithPermitCall::SELECTOR, hex!("fa340378"));
-        let upto = "settle(((address,uint256),uint256,uint256),uint256,address,\
-                    (address,address,uint256),bytes)";
-        assert_eq!(upto::settleCall::SELECTOR, keccak256(upto)[..4]);
+        assert_eq!(upto::settleCall::SELECTOR, hex!("ff11e7b4"));
+        assert_eq!(upto::settleWithPermitCall::SELECTOR, hex!("016c1748"));
+        let permit = "((address,uint256),uint256,uint256)";
+        let upto = format!("{permit},uint256,address,(address,address,uint256),bytes");
+        let signature = format!("settle({upto})");
+        assert_eq!(upto::settleCall::SELECTOR, keccak256(signature)[..4]);
+        let permit2612 = "(uint256,uint256,bytes32,bytes32,uint8)";
+        let signature = format!("settleWithPermit({permit2612},{upto})");
+        assert_eq!(upto::settleWithPermitCall::SELECTOR, keccak256(signature)[..4]);
         assert!(is_settled_event(&keccak256("Settled()")));
         assert!(is_settled_event(&keccak256("SettledWithPermit()")));
         assert!(!is_settled_event(&keccak256("Settled(bytes32)")));
