@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use alloy_primitives::{Address, B256, U256};
 
+use super::logs::LogsOf;
 use super::multicall::StateCall;
 use super::{ChainSettings, eip3009, permit2};
 use crate::domain::{Amount, Method, Payment, ReadFailure, Timestamp};
@@ -51,6 +52,16 @@ pub(super) enum Keeper {
     Permit2,
 }
 
+impl Keeper {
+    /// The logs in which it shows how an authorization was used.
+    pub(super) const fn logs(self) -> LogsOf {
+        match self {
+            Self::Token => LogsOf::Uses,
+            Self::Permit2 => LogsOf::Permits,
+        }
+    }
+}
+
 impl From<&Payment> for Asked {
     fn from(payment: &Payment) -> Self {
         Self {
@@ -93,13 +104,13 @@ impl Asked {
 pub(super) fn groups(
     asked: &[Asked],
     mut used: Vec<usize>,
-    gap_max: Duration,
+    gap_max: impl Fn(Keeper) -> Duration,
     count_max: usize,
 ) -> Vec<Vec<usize>> {
     used.sort_by_key(|index| (asked[*index].keeper, asked[*index].started_at));
     used.chunk_by(|one, next| {
         let (one, next) = (&asked[*one], &asked[*next]);
-        one.keeper == next.keeper && next.started_at.since(one.started_at) <= gap_max
+        one.keeper == next.keeper && next.started_at.since(one.started_at) <= gap_max(one.keeper)
     })
     .flat_map(|near| near.chunks(count_max).map(<[usize]>::to_vec))
     .collect()
@@ -122,7 +133,7 @@ mod tests {
         };
         let times = [1_000, 5, 1_030, 1_060, 1_061];
         let mut asked = times.map(|secs| at(Keeper::Token, secs)).to_vec();
-        let gap = Duration::from_secs(30);
+        let gap = |_| Duration::from_secs(30);
         let grouped = groups(&asked, vec![0, 1, 2, 3, 4], gap, 3);
         assert_eq!(grouped, [vec![1], vec![0, 2, 3], vec![4]]);
         assert_eq!(groups(&asked, vec![4, 2], gap, 3), [vec![2], vec![4]]);

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::endpoint::Endpoint;
 use super::error::CallError;
+use super::logs::LogsOf;
 use super::transport::{Call, decode};
 use crate::domain::{BlockRef, BlockTime};
 
@@ -150,19 +151,20 @@ impl Search {
 }
 
 impl Endpoint {
-    /// A block whose time is at or before `time`, and not much before it; block 0 where there is none.
+    /// A block whose time is at or before `time`, and not much before it, where a search for `searched_for`
+    /// begins; block 0 where there is none.
     pub(super) async fn block_at(
         &self,
         time: BlockTime,
-        head: &BlockRef,
-        finalized: &BlockRef,
+        (head, finalized): (&BlockRef, &BlockRef),
         block_time: Duration,
+        searched_for: LogsOf,
     ) -> Result<u64, CallError> {
         if head.time <= time {
             return Ok(head.number);
         }
         let block_time_ms = u64::try_from(block_time.as_millis()).unwrap_or(u64::MAX).max(1);
-        let near_blocks = self.memory().log_width.blocks() / 8;
+        let near_blocks = self.memory().log_widths.of(searched_for).blocks() / 8;
         let mut search = {
             let memory = self.memory();
             let (before, after) = memory.anchors.around(time.as_secs());

@@ -9,7 +9,7 @@ use alloy_sol_types::{SolCall, SolEvent, sol};
 use super::ChainSettings;
 use super::asked::Asked;
 use super::endpoint::Endpoint;
-use super::logs::{LogFilter, TokenLog};
+use super::logs::{LogFilter, LogsOf, TokenLog};
 use super::multicall::StateCall;
 use super::read::{Finding, Findings, FoundAt};
 use crate::domain::{Amount, ConsumptionKind, ReadFailure, ReadFailureKind, SeenTransfer};
@@ -88,7 +88,7 @@ impl Endpoint {
             // An authorization is consumed once: nothing is left to find.
             logs.len() < wanted.len()
         };
-        let searched = self.scan_logs(&filter, range.0, range.1, take).await;
+        let searched = self.scan_logs(filter, range.0, range.1, take).await;
         let missing =
             searched.map(|()| Finding::Nothing { from_block: range.0, to_block: range.1 });
         let mut findings = Findings::new();
@@ -120,7 +120,7 @@ impl Endpoint {
         found: &mut [(usize, TokenLog)],
     ) -> Vec<Result<ConsumptionKind, ReadFailure>> {
         found.sort_by_key(|(_, log)| (log.block_number, log.log_index));
-        let width = self.memory().log_width.blocks();
+        let width = self.memory().log_widths.of(LogsOf::Transfers).blocks();
         let mut kinds = Vec::with_capacity(found.len());
         let near = |first: &TokenLog, log: &TokenLog| log.block_number - first.block_number < width;
         let mut rest = &*found;
@@ -153,7 +153,7 @@ impl Endpoint {
                 transfers.extend(placed.filter(|(place, _)| wanted.contains(place)));
                 true
             };
-            read = self.scan_logs(&filter, first.block_number, last.block_number, take).await;
+            read = self.scan_logs(filter, first.block_number, last.block_number, take).await;
         }
         let kinds = window.iter().map(|(_, log)| {
             if !is_used(log) {
@@ -213,6 +213,7 @@ fn consumption_filter(wanted: &HashSet<Authorization>) -> LogFilter {
     let payers: BTreeSet<B256> = wanted.iter().map(|(_, payer, _)| payer.into_word()).collect();
     let nonces: BTreeSet<B256> = wanted.iter().map(|(_, _, nonce)| *nonce).collect();
     LogFilter {
+        of: LogsOf::Uses,
         tokens: tokens.into_iter().collect(),
         topics: vec![
             vec![AuthorizationUsed::SIGNATURE_HASH, AuthorizationCanceled::SIGNATURE_HASH],
@@ -226,6 +227,7 @@ fn transfer_filter(used: &[&TokenLog]) -> LogFilter {
     let tokens: BTreeSet<Address> = used.iter().map(|log| log.token).collect();
     let payers: BTreeSet<B256> = used.iter().map(|log| log.topics[1]).collect();
     LogFilter {
+        of: LogsOf::Transfers,
         tokens: tokens.into_iter().collect(),
         topics: vec![vec![Transfer::SIGNATURE_HASH], payers.into_iter().collect()],
     }

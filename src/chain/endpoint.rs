@@ -9,7 +9,7 @@ use super::blocks::Anchors;
 use super::error_rate::ErrorMeter;
 use super::gate::Gate;
 use super::health::Condition;
-use super::logs::Width;
+use super::logs::Widths;
 use super::monotone::SeenUsed;
 use super::transport::Transport;
 use super::{ChainSettings, EndpointSettings, RpcObserver, given_up};
@@ -44,8 +44,8 @@ pub(super) struct Endpoint {
 /// What was learnt about an endpoint.
 #[derive(Debug)]
 pub(super) struct Memory {
-    /// How wide a log range it answers.
-    pub(super) log_width: Width,
+    /// How wide log ranges it answers.
+    pub(super) log_widths: Widths,
     /// Blocks whose time is known.
     pub(super) anchors: Anchors,
     /// Whether it moves.
@@ -94,7 +94,7 @@ impl Endpoint {
             ErrorMeter::new(settings.error_rate, Arc::clone(&clock)),
         )?;
         let memory = Memory {
-            log_width: Width::new(settings.log_range_max),
+            log_widths: Widths::new(settings.log_range_max),
             anchors: Anchors::default(),
             pulse: Pulse::default(),
             is_right_chain: false,

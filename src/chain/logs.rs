@@ -3,32 +3,55 @@
 //! Endpoints refuse ranges in many ways and for many reasons, so the width is learnt: halved on every
 //! refusal, kept, and tried wider again after a while.
 
+mod absence;
 mod ranges;
 
-use alloy_primitives::{Address, B256, Bloom, BloomInput, Bytes, U64};
-use alloy_sol_types::SolEvent;
+use alloy_primitives::{Address, B256, Bloom, Bytes, U64};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use super::blocks::{header_by_number, parse_header_and_bloom};
-use super::eip3009::AuthorizationUsed;
 use super::endpoint::Endpoint;
 use super::error::CallError;
 use super::transport::{Call, decode};
-use crate::domain::{ReadFailure, ReadFailureKind};
+use crate::domain::{BlockRef, ReadFailure, ReadFailureKind};
 use ranges::Ranges;
-pub(super) use ranges::Width;
+pub(super) use ranges::{LogsOf, Widths};
 
 /// The most log reads for one filter in one check.
-const READS_MAX: usize = 1_000;
+pub(super) const READS_MAX: usize = 1_000;
 
 /// Which logs to ask for: any of `tokens`, and per position any of its topics.
 #[derive(Debug)]
 pub(super) struct LogFilter {
+    /// What they are for.
+    pub(super) of: LogsOf,
     /// The emitting contracts.
     pub(super) tokens: Vec<Address>,
     /// Per position, the alternatives; none of them means any. The first position is the event.
     pub(super) topics: Vec<Vec<B256>>,
+}
+
+impl LogFilter {
+    /// The call for these logs, in the blocks that `within` names.
+    fn call(&self, within: &[(&str, Value)]) -> Call {
+        // Nodes agree about null, not about an empty list.
+        let topics: Vec<Option<&Vec<B256>>> =
+            self.topics.iter().map(|any| (!any.is_empty()).then_some(any)).collect();
+        let mut filter = json!({ "address": self.tokens, "topics": topics });
+        for (field, value) in within {
+            filter[*field] = value.clone();
+        }
+        Call { method: "eth_getLogs", params: json!([filter]) }
+    }
+
+    /// The logs of an answer, all of which fit.
+    fn read(&self, answer: &RawValue, range: (u64, u64)) -> Result<Vec<TokenLog>, CallError> {
+        let logs: Vec<RawLog> = decode("eth_getLogs", answer)?;
+        let checked = logs.into_iter().map(|log| log.check(self, range));
+        checked.collect::<Result<_, _>>().map_err(|why| bad(&format!("eth_getLogs: {why}")))
+    }
 }
 
 /// A log that fits the filter it was asked with.
@@ -103,31 +126,64 @@ impl RawLog {
     }
 }
 
-impl Endpoint {
-    /// Reads the logs of blocks `first` to `last`, in rising ranges, and hands each answer to `take`
-    /// until that returns `false`.
-    pub(super) async fn scan_logs(
-        &self,
-        filter: &LogFilter,
-        first: u64,
-        last: u64,
-        mut take: impl FnMut(Vec<TokenLog>) -> bool,
-    ) -> Result<(), ReadFailure> {
-        let mut ranges = Ranges::new(first, last);
-        for _ in 0..READS_MAX {
-            let width = self.memory().log_width.blocks();
-            let Some(range) = ranges.peek(width) else { return Ok(()) };
+/// An answer to one log read.
+struct LogAnswer {
+    logs: Vec<TokenLog>,
+    /// The last block of the range, and its bloom filter, where it has one.
+    last: (BlockRef, Option<Bloom>),
+}
+
+/// Log reads under way: rising ranges that cover the blocks from `first` to `last`, each of them once.
+pub(super) struct LogScan<'a> {
+    endpoint: &'a Endpoint,
+    /// Which logs to ask for in what is left.
+    pub(super) filter: LogFilter,
+    range: (u64, u64),
+    ranges: Ranges,
+    reads_max: usize,
+    reads: usize,
+}
+
+impl<'a> LogScan<'a> {
+    /// Reads nothing yet. At most `reads_max` log reads are made, whatever they come to.
+    pub(super) fn new(
+        endpoint: &'a Endpoint,
+        filter: LogFilter,
+        range: (u64, u64),
+        reads_max: usize,
+    ) -> Self {
+        let ranges = Ranges::new(range.0, range.1);
+        Self { endpoint, filter, range, ranges, reads_max, reads: 0 }
+    }
+
+    /// How many log reads it took so far.
+    pub(super) fn reads(&self) -> usize {
+        self.reads
+    }
+
+    /// The logs of the next range; `None` when there is none. After an error the scan is over.
+    pub(super) async fn next(&mut self) -> Result<Option<Vec<TokenLog>>, ReadFailure> {
+        let (endpoint, of) = (self.endpoint, self.filter.of);
+        loop {
+            let width = endpoint.memory().log_widths.of(of).blocks();
+            let Some(range) = self.ranges.peek(width) else { return Ok(None) };
+            if self.reads >= self.reads_max {
+                let ((first, last), most) = (self.range, self.reads_max);
+                let detail = format!("blocks {first} to {last} need more than {most} log reads");
+                return Err(ReadFailure::new(ReadFailureKind::RangeRefused, detail));
+            }
+            self.reads += 1;
             let blocks = range.1 - range.0 + 1;
-            match self.logs(filter, range).await {
-                Ok(logs) => {
-                    self.memory().log_width.answered(blocks);
-                    ranges.advance(range.1);
-                    if !take(logs) {
-                        return Ok(());
-                    }
+            match endpoint.logs(&self.filter, range).await {
+                Ok(answer) => {
+                    endpoint.memory().log_widths.of(of).answered(blocks);
+                    // Boxed: it is large, seldom more than begun, and every search would carry it.
+                    Box::pin(endpoint.check_absence(&self.filter, range, &answer)).await?;
+                    self.ranges.advance(range.1);
+                    return Ok(Some(answer.logs));
                 }
                 Err(error) if error.is_range_refusal() => {
-                    if !self.memory().log_width.refused(blocks) {
+                    if !endpoint.memory().log_widths.of(of).refused(blocks) {
                         return Err(ReadFailure::new(
                             ReadFailureKind::RangeRefused,
                             format!("logs of the one block {}: {error}", range.0),
@@ -137,55 +193,50 @@ impl Endpoint {
                 Err(error) => {
                     // Some endpoints meet a wide range with silence: be more modest the next time.
                     if error == CallError::Timeout {
-                        self.memory().log_width.refused(blocks);
+                        endpoint.memory().log_widths.of(of).refused(blocks);
                     }
                     return Err(error.into());
                 }
             }
         }
-        if ranges.next.is_none() {
-            return Ok(());
+    }
+}
+
+impl Endpoint {
+    /// Reads the logs of blocks `first` to `last`, in rising ranges, and hands each answer to `take`
+    /// until that returns `false`.
+    pub(super) async fn scan_logs(
+        &self,
+        filter: LogFilter,
+        first: u64,
+        last: u64,
+        mut take: impl FnMut(Vec<TokenLog>) -> bool,
+    ) -> Result<(), ReadFailure> {
+        let mut scan = LogScan::new(self, filter, (first, last), READS_MAX);
+        while let Some(logs) = scan.next().await? {
+            if !take(logs) {
+                break;
+            }
         }
-        Err(ReadFailure::new(
-            ReadFailureKind::RangeRefused,
-            format!("blocks {first} to {last} need more than {READS_MAX} log reads"),
-        ))
+        Ok(())
     }
 
-    async fn logs(
-        &self,
-        filter: &LogFilter,
-        range: (u64, u64),
-    ) -> Result<Vec<TokenLog>, CallError> {
-        // Nodes agree about null, not about an empty list.
-        let topics: Vec<Option<&Vec<B256>>> =
-            filter.topics.iter().map(|any| (!any.is_empty()).then_some(any)).collect();
-        let params = json!([{
-            "fromBlock": format!("{:#x}", range.0),
-            "toBlock": format!("{:#x}", range.1),
-            "address": filter.tokens,
-            "topics": topics,
-        }]);
+    async fn logs(&self, filter: &LogFilter, range: (u64, u64)) -> Result<LogAnswer, CallError> {
+        let call = filter.call(&[
+            ("fromBlock", json!(format!("{:#x}", range.0))),
+            ("toBlock", json!(format!("{:#x}", range.1))),
+        ]);
         // The last block in the same request: a node that does not have it answers with an empty list.
-        let calls = [Call { method: "eth_getLogs", params }, header_by_number(range.1)];
+        let calls = [call, header_by_number(range.1)];
         let mut results = self.transport.batch(&calls).await.into_iter();
         let mut next = || results.next().unwrap_or_else(|| Err(bad("no answer")));
         let (logs, header) = (next()?, next()?);
-        let logs: Vec<RawLog> = decode("eth_getLogs", &logs)?;
-        let logs = logs
-            .into_iter()
-            .map(|log| log.check(filter, range))
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|why| bad(&format!("eth_getLogs: {why}")))?;
-        let (last, bloom) = parse_header_and_bloom("the last block of the range", &header)?;
-        if last.number != range.1 {
-            return Err(bad(&format!("asked for block {}, got {}", range.1, last.number)));
+        let logs = filter.read(&logs, range)?;
+        let last = parse_header_and_bloom("the last block of the range", &header)?;
+        if last.0.number != range.1 {
+            return Err(bad(&format!("asked for block {}, got {}", range.1, last.0.number)));
         }
-        let in_last = logs.iter().any(|log| log.block_number == last.number);
-        if !in_last && bloom.is_some_and(|bloom| surely_holds(&bloom, filter)) {
-            return Err(bad(&format!("no log in block {}, whose logsBloom has one", last.number)));
-        }
-        Ok(logs)
+        Ok(LogAnswer { logs, last })
     }
 }
 
@@ -193,68 +244,19 @@ fn bad(detail: &str) -> CallError {
     CallError::BadAnswer(detail.to_owned())
 }
 
-/// A bloom filter that would match by chance more often than this says nothing.
-const CHANCE_MAX: f64 = 1e-6;
-
-/// Whether a block's bloom filter says beyond doubt that it holds a log that fits.
-///
-/// Only a filter for nonces can be told so: any other address and topic may stand in different logs of one
-/// block. The filters of busy chains are nearly full and match everything: the chance of that is
-/// worked out from how full this one is.
-fn surely_holds(bloom: &Bloom, filter: &LogFilter) -> bool {
-    let is_for_nonces =
-        filter.topics.len() == 3 && filter.topics[0].contains(&AuthorizationUsed::SIGNATURE_HASH);
-    if !is_for_nonces {
-        return false;
-    }
-    let bits: u32 = bloom.iter().map(|byte| byte.count_ones()).sum();
-    // Each word sets three bits.
-    let by_chance = (f64::from(bits) / (8.0 * Bloom::len_bytes() as f64)).powi(3);
-    let mut chance = 1.0;
-    let tokens: Vec<&[u8]> = filter.tokens.iter().map(|token| token.as_slice()).collect();
-    let topics = filter.topics.iter().map(|any| any.iter().map(|topic| topic.as_slice()).collect());
-    for any in std::iter::once(tokens).chain(topics) {
-        if !any.iter().any(|word| bloom.contains_input(BloomInput::Raw(word))) {
-            return false;
-        }
-        chance *= (by_chance * any.len() as f64).min(1.0);
-    }
-    chance < CHANCE_MAX
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_bloom_filter_speaks_only_when_it_cannot_be_chance() {
-        let word = |n: u64| B256::left_padding_from(&n.to_be_bytes());
-        let token = Address::repeat_byte(1);
-        let (payer, nonce) = (word(1), alloy_primitives::keccak256("nonce"));
-        let event = AuthorizationUsed::SIGNATURE_HASH;
-        let filter = |nonce| LogFilter {
-            tokens: vec![token],
-            topics: vec![vec![event], vec![word(9), payer], vec![nonce]],
-        };
-        let mut bloom = Bloom::ZERO;
-        assert!(!surely_holds(&bloom, &filter(nonce)), "an empty one");
-        bloom.accrue_raw_log(token, &[event, payer, nonce]);
-        assert!(surely_holds(&bloom, &filter(nonce)));
-        assert!(!surely_holds(&bloom, &filter(word(5))), "another nonce");
-        let mut without_nonce = filter(nonce);
-        without_nonce.topics.pop();
-        assert!(!surely_holds(&bloom, &without_nonce), "its words may stand in different logs");
-        for n in 0..3_000 {
-            bloom.accrue_raw_log(Address::ZERO, &[word(n), word(n + 10_000)]);
-        }
-        assert!(!surely_holds(&bloom, &filter(nonce)), "a full one matches everything");
-    }
-
-    #[test]
     fn logs_that_do_not_fit_the_filter_are_refused() {
         let token = Address::repeat_byte(1);
         let (event, payer) = (B256::repeat_byte(2), B256::repeat_byte(3));
-        let filter = LogFilter { tokens: vec![token], topics: vec![vec![event], vec![payer]] };
+        let filter = LogFilter {
+            of: LogsOf::Uses,
+            tokens: vec![token],
+            topics: vec![vec![event], vec![payer]],
+        };
         let good = json!({
             "address": token, "topics": [event, payer, payer], "data": "0x", "blockNumber": "0x5",
             "blockHash": event, "transactionHash": event, "logIndex": "0x0", "removed": false,

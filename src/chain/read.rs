@@ -176,8 +176,10 @@ impl Endpoint {
         if used.is_empty() {
             return HashMap::new();
         }
-        let width = u32::try_from(self.memory().log_width.blocks()).unwrap_or(u32::MAX);
-        let gap_max = settings.block_time.saturating_mul(width) / 2;
+        let gap_max = |keeper: Keeper| {
+            let width = self.memory().log_widths.of(keeper.logs()).blocks();
+            settings.block_time.saturating_mul(u32::try_from(width).unwrap_or(u32::MAX)) / 2
+        };
         let left = ends_at.saturating_duration_since(Instant::now());
         let search_until = ends_at - left.mul_f64(CONFIRM_SHARE);
         let mut findings = Findings::new();
@@ -236,8 +238,10 @@ impl Endpoint {
         let start =
             started.unwrap_or(Timestamp::from_millis(0)).saturating_sub(settings.log_lookback);
         let time = BlockTime::from_secs(u64::try_from(start.as_millis() / 1_000).unwrap_or(0));
-        let block_time = settings.block_time;
-        Ok(self.block_at(time, &heads.head, &heads.finalized, block_time).await?)
+        // None is empty, and all are of one keeper.
+        let logs = asked[group[0]].keeper.logs();
+        let known = (&heads.head, &heads.finalized);
+        Ok(self.block_at(time, known, settings.block_time, logs).await?)
     }
 
     /// Reads the blocks that the findings are in, and the head, once more by number: what is not canonical

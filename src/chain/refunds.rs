@@ -16,7 +16,7 @@ use super::eip3009::{
 };
 use super::endpoint::Endpoint;
 use super::heads::Heads;
-use super::logs::{LogFilter, TokenLog};
+use super::logs::{LogFilter, LogsOf, TokenLog};
 use super::multicall::{StateCall, check_chain_id};
 use super::transport::{Call, decode};
 use super::{Chain, ChainSettings, bounded, eip3009};
@@ -88,7 +88,8 @@ impl Endpoint {
         // What a head that stands still does not show may well be there.
         self.see_head(settings, &heads.head, now)?;
         let slack = lookback_blocks(settings);
-        let span = self.memory().log_width.blocks().saturating_mul(READS_PER_SEARCH);
+        let span =
+            self.memory().log_widths.of(LogsOf::Refunds).blocks().saturating_mul(READS_PER_SEARCH);
         let finalized = heads.finalized;
         let last_of = |begins_at: u64| begins_at.saturating_add(span - 1).min(finalized.number);
         let (from_block, to_block) = match first {
@@ -115,7 +116,7 @@ impl Endpoint {
             }
             true
         };
-        self.scan_logs(&filter, from_block, to_block, take).await?;
+        self.scan_logs(filter, from_block, to_block, take).await?;
         let flooded = take_floods(&mut by_nonce);
         let found: Vec<TokenLog> = by_nonce.into_values().flatten().collect();
         let uses = self.uses(&found).await?;
@@ -162,7 +163,9 @@ impl Endpoint {
         };
         let start: Timestamp = made_at.saturating_sub(settings.log_lookback);
         let start = BlockTime::from_secs(u64::try_from(start.as_millis() / 1_000).unwrap_or(0));
-        let fresh = self.block_at(start, &heads.head, &finalized, settings.block_time).await?;
+        let fresh = self
+            .block_at(start, (&heads.head, &finalized), settings.block_time, LogsOf::Refunds)
+            .await?;
         Ok(before.map_or(fresh, |block| block.min(fresh)).min(finalized.number))
     }
 
@@ -214,6 +217,7 @@ impl Endpoint {
             let by: BTreeSet<B256> = here().map(|log| log.topics[1]).collect();
             let tokens: BTreeSet<Address> = here().map(|log| log.token).collect();
             let filter = LogFilter {
+                of: LogsOf::Transfers,
                 tokens: tokens.into_iter().collect(),
                 topics: vec![vec![Transfer::SIGNATURE_HASH], by.into_iter().collect()],
             };
@@ -221,7 +225,7 @@ impl Endpoint {
                 transfers.extend(logs.into_iter().map(|log| (place(&log), log)));
                 true
             };
-            self.scan_logs(&filter, number, number, take).await?;
+            self.scan_logs(filter, number, number, take).await?;
         }
         found
             .iter()
@@ -287,6 +291,7 @@ fn uses_filter(refunds: &[SearchedRefund], policy: &RefundPolicy) -> LogFilter {
     let tokens: BTreeSet<Address> = refunds.iter().map(|refund| refund.token).collect();
     let nonces: BTreeSet<B256> = refunds.iter().map(|refund| refund.refund_nonce).collect();
     LogFilter {
+        of: LogsOf::Refunds,
         tokens: tokens.into_iter().collect(),
         topics: vec![
             vec![AuthorizationUsed::SIGNATURE_HASH, AuthorizationCanceled::SIGNATURE_HASH],

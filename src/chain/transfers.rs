@@ -15,7 +15,7 @@ use super::blocks::{header_by_number, header_call, parse_header};
 use super::eip3009::{AuthorizationUsed, Transfer as TransferEvent};
 use super::endpoint::Endpoint;
 use super::error::CallError;
-use super::logs::{LogFilter, TokenLog};
+use super::logs::{LogFilter, LogsOf, TokenLog};
 use super::permit2::{PermitCall, PermitCalls};
 use super::transport::{Call, decode};
 use super::{Chain, ChainSettings, bounded};
@@ -62,7 +62,9 @@ impl Chain {
         let endpoint = self.endpoint(endpoint)?;
         let read = async {
             let block_time = self.settings.block_time;
-            let number = endpoint.block_at(time, finalized, finalized, block_time).await?;
+            let number = endpoint
+                .block_at(time, (finalized, finalized), block_time, LogsOf::Receivers)
+                .await?;
             endpoint.block_numbered(number).await
         };
         bounded(within, read).await
@@ -177,6 +179,7 @@ impl Endpoint {
         let tokens: BTreeSet<Address> = receivers.iter().map(|r| r.token).collect();
         let pay_tos: BTreeSet<B256> = receivers.iter().map(|r| r.pay_to.into_word()).collect();
         let filter = LogFilter {
+            of: LogsOf::Receivers,
             tokens: tokens.into_iter().collect(),
             topics: vec![
                 vec![TransferEvent::SIGNATURE_HASH],
@@ -190,7 +193,7 @@ impl Endpoint {
             logs.extend(answer.into_iter().filter(|log| receivers.contains(&receiver(log))));
             logs.len() <= TRANSFERS_MAX
         };
-        self.scan_logs(&filter, first, last, take).await?;
+        self.scan_logs(filter, first, last, take).await?;
         if logs.len() > TRANSFERS_MAX {
             let detail = format!("more than {TRANSFERS_MAX} transfers in blocks {first} to {last}");
             return Err(ReadFailure::new(ReadFailureKind::RangeRefused, detail));
@@ -220,6 +223,7 @@ impl Endpoint {
             let tokens: BTreeSet<Address> = some.iter().map(|log| log.token).collect();
             let payers: BTreeSet<B256> = some.iter().map(|log| log.topics[1]).collect();
             let filter = LogFilter {
+                of: LogsOf::Authorizations,
                 tokens: tokens.into_iter().collect(),
                 topics: vec![
                     vec![AuthorizationUsed::SIGNATURE_HASH],
@@ -239,7 +243,7 @@ impl Endpoint {
                 }
                 true
             };
-            self.scan_logs(&filter, first.block_number, last.block_number, take).await?;
+            self.scan_logs(filter, first.block_number, last.block_number, take).await?;
             rest = after;
         }
         Ok(nonces)

@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
+mod absence;
 mod agreement;
 mod backend;
 mod cases;
@@ -88,6 +89,12 @@ macro_rules! suite {
                 an_endpoint_that_is_down_or_serves_another_chain_is_said_to_be_so
                 what_was_seen_used_does_not_become_unused
                 an_older_block_says_nothing_about_what_was_seen_used
+            }
+            tests! { absence, $chain:
+                an_empty_list_is_an_error_where_a_block_by_itself_has_a_log
+                bloom_filters_that_match_everything_stall_nothing
+                a_second_look_that_fails_makes_an_empty_list_an_error
+                each_kind_of_log_search_learns_a_width_of_its_own
             }
             tests! { error_rate, $chain:
                 one_that_keeps_failing_gives_no_evidence_until_few_requests_fail

@@ -161,10 +161,10 @@ async fn a_day_s_scan_and_an_idle_run_cost_what_the_docs_say() {
         println!("{figure:?}");
     }
     let most = [
-        (1, 10_000, 25, 180, 6),
-        (1, 500, 330, 760, 6),
-        (2, 10_000, 50, 360, 12),
-        (2, 500, 660, 1_520, 12),
+        (1, 10_000, 30, 180, 7),
+        (1, 500, 470, 780, 7),
+        (2, 10_000, 60, 360, 14),
+        (2, 500, 940, 1_560, 14),
     ];
     for (figure, most) in figures.iter().zip(most) {
         assert_eq!((figure.0, figure.1), (most.0, most.1));

@@ -22,6 +22,12 @@ impl Width {
         self.blocks
     }
 
+    /// Asks for this many again: what was refused meanwhile is no longer asked for.
+    pub(in crate::chain) fn restore(&mut self, blocks: u64) {
+        self.answers = 0;
+        self.blocks = blocks.clamp(self.blocks, self.max);
+    }
+
     /// A range of `asked` blocks was refused; `false` when there is none smaller.
     pub(super) fn refused(&mut self, asked: u64) -> bool {
         self.answers = 0;
@@ -42,6 +48,47 @@ impl Width {
             self.answers = 0;
             self.blocks = self.blocks.saturating_mul(2).min(self.max);
         }
+    }
+}
+
+/// What a log search is for. An endpoint may limit one kind by its range and another by its results: each
+/// learns a width of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::chain) enum LogsOf {
+    /// Uses and cancellations of named authorizations.
+    Uses,
+    /// Transfers of the payers of such uses.
+    Transfers,
+    /// Transfers of the owners of permits, and what they invalidated.
+    Permits,
+    /// Uses of the nonces of refunds.
+    Refunds,
+    /// Transfers into the shop's receivers.
+    Receivers,
+    /// Uses by whoever paid the receivers.
+    Authorizations,
+}
+
+/// How wide a log range an endpoint answers, for each kind of search.
+#[derive(Debug)]
+pub(in crate::chain) struct Widths([Width; 6]);
+
+impl Widths {
+    /// Each starts as wide as is allowed.
+    pub(in crate::chain) fn new(max: u64) -> Self {
+        Self(std::array::from_fn(|_| Width::new(max)))
+    }
+
+    /// That of this kind.
+    pub(in crate::chain) fn of(&mut self, kind: LogsOf) -> &mut Width {
+        &mut self.0[match kind {
+            LogsOf::Uses => 0,
+            LogsOf::Transfers => 1,
+            LogsOf::Permits => 2,
+            LogsOf::Refunds => 3,
+            LogsOf::Receivers => 4,
+            LogsOf::Authorizations => 5,
+        }]
     }
 }
 

@@ -11,7 +11,7 @@ use super::{Permit2Settings, position};
 use crate::chain::ChainSettings;
 use crate::chain::asked::Asked;
 use crate::chain::endpoint::Endpoint;
-use crate::chain::logs::{LogFilter, TokenLog};
+use crate::chain::logs::{LogFilter, LogsOf, TokenLog};
 use crate::chain::read::{Finding, Findings, FoundAt};
 use crate::domain::{Amount, ConsumptionKind, ReadFailure, ReadFailureKind, SeenTransfer};
 
@@ -121,6 +121,7 @@ impl<'a> Search<'a> {
         let payers: BTreeSet<B256> = self.open.iter().map(|(o, _)| o.into_word()).collect();
         let events = vec![Transfer::SIGNATURE_HASH, UnorderedNonceInvalidation::SIGNATURE_HASH];
         LogFilter {
+            of: LogsOf::Permits,
             tokens: emitters.into_iter().collect(),
             topics: vec![events, payers.into_iter().collect()],
         }
@@ -308,10 +309,9 @@ impl Endpoint {
         search: &mut Search<'_>,
         range: (u64, u64),
     ) -> Result<(), ReadFailure> {
-        let filter = search.filter();
         let mut next = Some(range.0);
         while let Some(first) = next.filter(|first| *first <= range.1 && !search.open.is_empty()) {
-            let width = self.memory().log_width.blocks().max(1);
+            let width = self.memory().log_widths.of(LogsOf::Permits).blocks().max(1);
             let last = first.saturating_add(width - 1).min(range.1);
             next = last.checked_add(1);
             let mut logs = Vec::new();
@@ -319,7 +319,7 @@ impl Endpoint {
                 logs.extend(answer);
                 true
             };
-            self.scan_logs(&filter, first, last, take).await?;
+            self.scan_logs(search.filter(), first, last, take).await?;
             let candidates = search.sort(logs);
             self.examine(search, candidates).await?;
             self.examine_batched(search).await;

@@ -89,9 +89,17 @@ pub(crate) fn refuse(answer: &mut Value, code: i64, message: &str) {
     });
 }
 
+/// Whether a call asks for the logs of one block by its hash.
+pub(crate) fn asks_by_hash(call: &Value) -> bool {
+    call["method"] == "eth_getLogs" && !call["params"][0]["blockHash"].is_null()
+}
+
 /// How many blocks a call of `eth_getLogs` asks for; `None` for every other call.
 pub(crate) fn log_blocks(call: &Value) -> Option<u64> {
     let filter = (call["method"] == "eth_getLogs").then(|| &call["params"][0])?;
+    if asks_by_hash(call) {
+        return Some(1);
+    }
     let number = |field: &str| {
         u64::from_str_radix(filter[field].as_str().unwrap().trim_start_matches("0x"), 16).unwrap()
     };
