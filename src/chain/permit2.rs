@@ -35,8 +35,10 @@
 //! it gives no evidence about these payments.
 
 mod calldata;
+mod found;
 mod search;
 mod transactions;
+mod vouched;
 
 use alloy_primitives::{Address, B256, U256, address};
 use alloy_sol_types::{SolCall, sol};

@@ -15,6 +15,7 @@ mod faults;
 mod health;
 mod hostile;
 mod likeness;
+mod many_logs;
 mod on_anvil;
 mod on_sim;
 mod permits;
@@ -95,6 +96,11 @@ macro_rules! suite {
                 bloom_filters_that_match_everything_stall_nothing
                 a_second_look_that_fails_makes_an_empty_list_an_error
                 each_kind_of_log_search_learns_a_width_of_its_own
+            }
+            tests! { many_logs, $chain:
+                i11_a_payer_with_too_many_logs_takes_nothing_from_the_others
+                i11_a_payer_whose_logs_are_refused_takes_nothing_from_the_others
+                transfers_of_nothing_in_a_payer_s_name_hide_nothing
             }
             tests! { error_rate, $chain:
                 one_that_keeps_failing_gives_no_evidence_until_few_requests_fail

@@ -5,7 +5,7 @@ use std::time::Duration;
 use alloy_primitives::{Address, U256, address};
 use reconciled::chain::Breadth;
 use reconciled::domain::{
-    Amount, BlockRef, BlockTime, ChainId, Evidence, NonceState, ReadFailureKind, Timestamp,
+    Amount, BlockRef, BlockTime, ChainId, Evidence, NonceState, Payment, ReadFailureKind, Timestamp,
 };
 use reconciled::sim::{
     Authorized, ChainState, FACILITATOR, Fault, Included, Permitted, SimChain, SimServer,
@@ -15,7 +15,7 @@ use url::Url;
 
 use super::backend::{
     Authorization, HISTORY, Mined, Permit, Reader, TestChain, Through, authorization, failures,
-    observed, payment, settings,
+    observed, payment, permit, permit_payment, settings,
 };
 
 const CHAIN_ID: u64 = 84_532;
@@ -273,4 +273,26 @@ async fn a_frozen_head_goes_stale_and_its_unused_counts_for_nothing() {
         evidence = reader.read_at(payment, Breadth::All, now).await.remove(0);
     }
     assert_eq!(failures(&evidence), [Some(ReadFailureKind::StaleHead), None]);
+}
+
+/// I11: a search that makes progress, however little, ends all the same.
+#[tokio::test]
+async fn a_search_for_permits_makes_no_more_log_reads_than_one_search_may() {
+    let chain = OnSim::start().await;
+    let started = Timestamp::from(chain.head().await.time);
+    chain.mine(1_200).await;
+    let permits = [permit(&chain, 1).await, permit(&chain, 2).await];
+    let mut payments = Vec::new();
+    for permit in &permits {
+        let payment = permit_payment(&chain, permit).await;
+        payments.push(Payment { created_at: started, broadcast_at: Some(started), ..payment });
+    }
+    chain.settle_permits(&permits[..1], Through::Obscurity).await;
+    chain.settle_permits(&permits[1..], Through::Obscurity).await;
+    chain.0.set_fault(0, Fault::LogRangeLimit(1));
+    let reader = Reader::of(&chain);
+    for evidence in reader.read(&payments).await {
+        assert_eq!(failures(&evidence), [Some(ReadFailureKind::RangeRefused)]);
+    }
+    assert_eq!(reader.calls.of("eth_getLogs"), 1_000);
 }
