@@ -143,8 +143,13 @@ impl Decision<'_> {
 
     fn settled(&self, settlement: &Settlement) -> Resolution {
         let Situation { payment, order, recorded, .. } = *self.situation;
-        if let Some(owner) = self.situation.transfer_owner {
-            return self.authorization_reused(settlement, owner);
+        match self.situation.transfer_owner {
+            Some(owner) if owner.has_it => {
+                return self.authorization_reused(settlement, owner.payment_id);
+            }
+            // It may fail before it sees the transfer, and then nobody would have it (I4).
+            Some(_) => return self.wait_as_recorded(),
+            None => {}
         }
         if recorded.is_none()
             && let Some(other) = self.situation.unreadable_claimant

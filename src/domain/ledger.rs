@@ -11,10 +11,10 @@ use serde::Serialize;
 
 use super::decision::unreadable;
 use super::{
-    IdentifierStatus, Judged, Order, OrderId, OrderStatus, Payment, PaymentId, PaymentStatus,
-    Policy, RawPayment, RefundChange, RefundStatus, Reservation, ReservationStatus, Resolution,
-    Settlement, Sibling, Situation, Sku, StockChange, Timestamp, Transfer, TransferChange, Verdict,
-    resolve,
+    Claim, IdentifierStatus, Judged, Order, OrderId, OrderStatus, Payment, PaymentId,
+    PaymentStatus, Policy, RawPayment, RefundChange, RefundStatus, Reservation, ReservationStatus,
+    Resolution, Settlement, Sibling, Situation, Sku, StockChange, Timestamp, Transfer,
+    TransferChange, Verdict, resolve,
 };
 
 /// A transfer that was recorded as a payment's.
@@ -73,7 +73,11 @@ impl Ledger {
         policy: &Policy,
         now: Timestamp,
     ) -> Vec<Decided> {
-        batch.sort_by_key(Judged::chain_order);
+        // Of two that claim one transfer, the one that has it goes first.
+        batch.sort_by_cached_key(|judged| {
+            let created_at = self.payments.get(&judged.payment_id).map(|p| p.created_at);
+            (judged.chain_order(), created_at, judged.payment_id.clone())
+        });
         batch
             .into_iter()
             .map(|judged| {
@@ -160,35 +164,32 @@ impl Ledger {
         }
     }
 
-    /// Who else has this transfer: whoever it is recorded for; else, of the payments it fits, one that
-    /// had it before a reorg moved it, else one the gateway settled, else the one created first of those
-    /// that have not failed.
+    /// Who else has this transfer, or comes before `payment`: whoever it is recorded for; else, of the
+    /// payments it fits, one that had it before a reorg moved it, else one the gateway settled, else the one
+    /// created first of those that have not failed. One that failed comes before nobody: it may never be
+    /// read again.
     ///
     /// A log is known by its block too: in another block the same transaction has other log indices. Who
     /// asked for another amount than `payment` asked for something else than was signed, even where less
     /// may move.
-    fn transfer_owner<'a>(
-        &'a self,
-        payment: &Payment,
-        transfer: &Transfer,
-    ) -> Option<&'a PaymentId> {
+    fn transfer_owner<'a>(&'a self, payment: &Payment, transfer: &Transfer) -> Option<Claim<'a>> {
         if let Some(recorded) =
             self.transfers.iter().find(|t| t.settlement.transfer.is_same_log(transfer))
         {
-            return (recorded.payment_id != payment.id).then_some(&recorded.payment_id);
+            let payment_id = &recorded.payment_id;
+            return (*payment_id != payment.id).then_some(Claim { payment_id, has_it: true });
         }
-        let has_record = |p: &Payment| self.recorded(&p.id).is_some();
+        let has_it =
+            |p: &Payment| (self.recorded(&p.id).is_some(), p.status == PaymentStatus::Settled);
+        let failed = |p: &Payment| p.status == PaymentStatus::Failed;
         self.payments
             .values()
             .filter(|p| p.same_authorization(payment) && p.amount == payment.amount)
             .filter(|p| transfer.pays(p))
-            .min_by_key(|p| {
-                let preferred = (has_record(p), p.status == PaymentStatus::Settled);
-                let failed = p.status == PaymentStatus::Failed;
-                (Reverse(preferred), failed, p.created_at, &p.id)
-            })
-            .map(|p| &p.id)
-            .filter(|owner| **owner != payment.id)
+            .filter(|p| p.id == payment.id || !failed(p) || has_it(p).0)
+            .min_by_key(|p| (Reverse(has_it(p)), failed(p), p.created_at, &p.id))
+            .filter(|owner| owner.id != payment.id)
+            .map(|owner| Claim { payment_id: &owner.id, has_it: has_it(owner) != (false, false) })
     }
 
     /// Stands as the database will once `resolution` is written at `now`.

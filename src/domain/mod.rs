@@ -51,8 +51,8 @@ pub use refund_search::{
     SearchedRefund, judge_refund,
 };
 pub use resolution::{
-    Event, EventKind, OrderChange, Outcome, RefundChange, Resolution, Situation, StockChange,
-    TransferChange, WatchChange,
+    Claim, Event, EventKind, OrderChange, Outcome, RefundChange, Resolution, Situation,
+    StockChange, TransferChange, WatchChange,
 };
 pub use scan::{Agreement, Answers, Cursor, ScanAnswer, ScanHead, ScannedTransfer, agreement};
 pub use time::{BlockTime, Timestamp};

@@ -25,8 +25,8 @@ pub struct Situation<'a> {
     pub available: Vec<(&'a Sku, i64)>,
     /// The transfer already recorded as this payment's, if one is.
     pub recorded: Option<&'a RecordedTransfer>,
-    /// Who else has the transfer the verdict speaks of, if somebody has.
-    pub transfer_owner: Option<&'a PaymentId>,
+    /// Who else has the transfer the verdict speaks of, or comes before this payment, if somebody does.
+    pub transfer_owner: Option<Claim<'a>>,
     /// Another row that may have had the payment's transfer, and that nobody can read.
     pub unreadable_claimant: Option<&'a RawPayment>,
     /// This payment's refund record.
@@ -35,6 +35,15 @@ pub struct Situation<'a> {
     pub refund_stands: bool,
     /// The order's other payments whose money was.
     pub owed_back: Vec<&'a PaymentId>,
+}
+
+/// Another payment's claim on a transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim<'a> {
+    /// Whose.
+    pub payment_id: &'a PaymentId,
+    /// Whether it has the transfer, and not only comes first.
+    pub has_it: bool,
 }
 
 column_code! {

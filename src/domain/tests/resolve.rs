@@ -713,11 +713,45 @@ fn one_transfer_pays_one_of_two_orders_whichever_is_checked_first() {
             let rows = [first_created(), reused(created_at, PaymentStatus::Unknown)];
             let mut ledger = Ledger::of(&rows, &two_orders());
             for id in ids {
+                let has_it = ledger.transfers.iter().any(|t| t.payment_id.as_str() == owner);
                 let resolution = ledger.apply(id, settled(&p1(), 9, Tentative), &default());
-                assert_eq!(flags(&resolution).is_empty(), id == owner);
+                assert_eq!(flags(&resolution).is_empty(), id == owner || !has_it);
             }
+            ledger.apply(ids[0], settled(&p1(), 9, Tentative), &default());
             assert_eq!(ledger.told(), outcome);
         }
+        // In one batch the owner goes first.
+        let rows = [first_created(), reused(created_at, PaymentStatus::Unknown)];
+        let mut ledger = Ledger::of(&rows, &two_orders());
+        let batch = ["q", "p1"].map(|id| judged_as(id, settled(&p1(), 9, Tentative)));
+        ledger.apply_all(batch.to_vec(), &default(), secs(50));
+        assert_eq!(ledger.told(), outcome);
+    }
+}
+
+#[test]
+fn a_transfer_is_left_to_nobody_who_may_fail_before_seeing_it() {
+    // I4. p1 comes first, and fails on an older read than the one that shows q the transfer.
+    let rows = [first_created(), reused(11, PaymentStatus::Unknown)];
+    let mut ledger = Ledger::of(&rows, &two_orders());
+    let resolution = ledger.apply("q", settled(&p1(), 9, Tentative), &default());
+    assert_ne!(resolution.watch.next.phase, Phase::Closed);
+    ledger.apply("p1", pending(DEADLINE_BLOCK), &default());
+    assert_eq!(ledger.told(), "p1=failed, q=unknown, o=failed, other=paying");
+    ledger.apply("q", settled(&p1(), 9, Tentative), &default());
+    assert_eq!(ledger.told(), "p1=failed, q=settled, o=failed, other=paid by q");
+
+    // Both failed before either saw it: whoever sees it has it.
+    for order in [["p1", "q"], ["q", "p1"]] {
+        let rows = [first_created(), reused(11, PaymentStatus::Unknown)]
+            .map(|row| with_status(row, PaymentStatus::Failed));
+        let orders = two_orders().map(|row| Order { status: O::Failed, ..row });
+        let mut ledger = Ledger::of(&rows, &orders);
+        for id in order {
+            ledger.apply(id, settled(&p1(), 9, Tentative), &default());
+        }
+        let owed: Vec<&str> = ledger.refunds.keys().map(PaymentId::as_str).collect();
+        assert_eq!(owed, [order[0]]);
     }
 }
 

@@ -257,8 +257,9 @@ async fn the_payment_created_first_has_the_transfer_they_both_claim(db: &TestDb)
     };
     db.gateway.insert_payment(&earlier).await.unwrap();
     db.payment("p", "q").await;
-    assert_eq!(db.apply("p", settled("p")).await.outcome, Outcome::AuthorizationReused);
+    assert_eq!(db.apply("p", settled("p")).await.outcome, Outcome::Waiting);
     assert_eq!(db.apply("z earlier", settled("p")).await.outcome, Outcome::Paid);
+    assert_eq!(db.apply("p", settled("p")).await.outcome, Outcome::AuthorizationReused);
     assert_eq!(db.order_status("o").await, ("paid".to_owned(), Some("z earlier".to_owned())));
     assert_eq!(db.order_status("q").await.0, "failed");
 }
