@@ -150,12 +150,13 @@ pub fn tell(report: &Report) -> String {
     // Writing to a String cannot fail.
     let _ = writeln!(
         out,
-        "open payments read {}, transfers found {}, settled payments read {}, taken up {}, flags raised {}",
+        "open payments read {}, transfers found {}, settled payments read {}, taken up {}, flags raised {}, flags closed {}",
         counts.payments_read,
         counts.transfers_found,
         counts.settled_read,
         counts.taken_up,
-        counts.flags_raised
+        counts.flags_raised,
+        counts.flags_closed
     );
     if report.receivers.is_empty() {
         let _ = writeln!(out, "no receiver is scanned; see [[chains.receivers]]");

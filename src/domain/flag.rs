@@ -11,9 +11,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::order::column_code;
+use super::standing::Standing;
 use super::{
-    Finality, Inconclusive, Method, OrderId, OrderStatus, PaymentId, Phase, RefundChange,
-    RefundStatus, Resolution, Situation, TransferChange, Verdict,
+    OrderId, PaymentId, Phase, RefundChange, RefundStatus, Resolution, Situation, TransferChange,
+    Verdict,
 };
 
 column_code! {
@@ -76,13 +77,16 @@ impl FlagKind {
             Self::InconclusiveAtDeadline => Some("the chain gave a conclusive answer"),
             Self::AuthorizationContested => Some("the other payment can be read"),
             Self::OrderUnreadable => Some("the order can be read"),
-            Self::SettledWithoutTransfer => Some("its transfer was seen"),
+            Self::SettledWithoutTransfer => {
+                Some("its transfer was seen, or the gateway no longer calls it settled")
+            }
             Self::SettledOrderOver => Some("it pays its order, or its refund is recorded"),
             Self::UnmatchedTransfer => Some("a payment claims it"),
             Self::PaidByUnknown => Some("the order no longer says paid without saying by what"),
             Self::RefundContradicted => {
                 Some("the refund was called off, or the order is no longer paid by it")
             }
+            Self::MalformedRefund => Some("the record can be read"),
             Self::RefundedAgain => Some("it is the refund that its record was closed by"),
             Self::ReorgedAfterDelivery => Some("the transfer landed again, and is final"),
             Self::ReorgedAfterRefund => {
@@ -92,8 +96,7 @@ impl FlagKind {
             | Self::AuthorizationReused
             | Self::StockMissing
             | Self::RefundMismatch
-            | Self::FinalizedReorg
-            | Self::MalformedRefund => None,
+            | Self::FinalizedReorg => None,
         }
     }
 }
@@ -176,115 +179,43 @@ pub(super) fn causes_gone(
     situation: &Situation<'_>,
     resolution: &Resolution,
 ) -> Vec<FlagKind> {
-    let after = After { verdict, situation, resolution };
+    let standing = after(verdict, situation, resolution);
     FlagKind::ALL
         .iter()
         .copied()
         .filter(|kind| !resolution.flags.iter().any(|flag| flag.kind == *kind))
-        .filter(|kind| after.is_gone(*kind))
+        .filter(|kind| standing.is_gone(*kind))
         .collect()
 }
 
 /// How things stand once a resolution is written.
-struct After<'a> {
-    verdict: &'a Verdict,
+fn after<'a>(
+    verdict: &Verdict,
     situation: &'a Situation<'a>,
     resolution: &'a Resolution,
-}
-
-impl After<'_> {
-    fn is_gone(&self, kind: FlagKind) -> bool {
-        let unread = match self.verdict {
+) -> Standing<'a> {
+    Standing {
+        payment: situation.payment,
+        status: resolution.payment.unwrap_or(situation.payment.status),
+        unread: match verdict {
             Verdict::Inconclusive(reason) => Some(*reason),
             _ => None,
-        };
-        // Nothing needs to be read any more: what could not be, does not matter.
-        let over = self.resolution.watch.next.phase == Phase::Closed;
-        match kind {
-            // There is a situation only where the row could be read.
-            FlagKind::MalformedPayment => true,
-            // The row is read first, then the method looked at, then the chain: a reason further down says
-            // that those above are no more.
-            FlagKind::UnsupportedMethod => {
-                over || !matches!(
-                    unread,
-                    Some(Inconclusive::MalformedPayment | Inconclusive::UnsupportedMethod)
-                )
-            }
-            FlagKind::ChainNotConfigured => {
-                over || !matches!(
-                    unread,
-                    Some(
-                        Inconclusive::MalformedPayment
-                            | Inconclusive::UnsupportedMethod
-                            | Inconclusive::ChainNotConfigured
-                    )
-                )
-            }
-            // A read that proves something, and a payment that is no longer open because of it.
-            FlagKind::InconclusiveAtDeadline => over || unread.is_none() && !self.is_open(),
-            FlagKind::AuthorizationContested => self.situation.unreadable_claimant.is_none(),
-            FlagKind::OrderUnreadable => self.situation.order.is_some(),
-            FlagKind::SettledWithoutTransfer => self.finality().is_some(),
-            FlagKind::SettledOrderOver => self.refund().is_some(),
-            FlagKind::PaidByUnknown => self
-                .order()
-                .is_some_and(|(status, paid_by)| status != OrderStatus::Paid || paid_by.is_some()),
-            FlagKind::RefundContradicted => {
-                let called_off = matches!(self.refund(), None | Some(RefundStatus::Void));
-                let by_this = |(status, paid_by): (OrderStatus, Option<&PaymentId>)| {
-                    status == OrderStatus::Paid && paid_by == Some(&self.situation.payment.id)
-                };
-                self.order().is_some_and(|order| called_off || !by_this(order))
-            }
-            FlagKind::ReorgedAfterDelivery => {
-                let is_paid = self.order().is_some_and(|(status, _)| status == OrderStatus::Paid);
-                is_paid && self.finality() == Some(Finality::Final)
-            }
-            // One that is owed again by now may have been called off by a person before.
-            FlagKind::ReorgedAfterRefund => {
-                let in_other_hands = self.refund().is_some_and(RefundStatus::is_in_other_hands);
-                // Permit2's `upto` can land again for another value than the one that goes back.
-                let is_same_money = self.situation.payment.method != Method::Permit2;
-                in_other_hands && is_same_money && self.finality() == Some(Finality::Final)
-            }
-            FlagKind::NonceUsedElsewhere
-            | FlagKind::AuthorizationReused
-            | FlagKind::StockMissing
-            | FlagKind::UnmatchedTransfer
-            | FlagKind::RefundMismatch
-            | FlagKind::RefundedAgain
-            | FlagKind::FinalizedReorg
-            | FlagKind::MalformedRefund => false,
-        }
-    }
-
-    fn is_open(&self) -> bool {
-        self.resolution.payment.unwrap_or(self.situation.payment.status).is_open()
-    }
-
-    /// Of the transfer recorded as this payment's, if one is.
-    fn finality(&self) -> Option<Finality> {
-        match self.resolution.transfer {
-            TransferChange::Record(settlement) => Some(settlement.finality),
-            TransferChange::Orphan => None,
-            TransferChange::Keep => self.situation.recorded.map(|known| known.settlement.finality),
-        }
-    }
-
-    fn order(&self) -> Option<(OrderStatus, Option<&PaymentId>)> {
-        let order = self.situation.order?;
-        Some(match &self.resolution.order {
+        },
+        is_over: resolution.watch.next.phase == Phase::Closed,
+        is_contested: situation.unreadable_claimant.is_some(),
+        order: situation.order.map(|order| match &resolution.order {
             Some(change) => (change.status, change.paid_by.as_ref()),
             None => (order.status, order.paid_by.as_ref()),
-        })
-    }
-
-    fn refund(&self) -> Option<RefundStatus> {
-        match self.resolution.refund {
+        }),
+        refund: match resolution.refund {
             RefundChange::Owe(_) => Some(RefundStatus::Owed),
             RefundChange::Void => Some(RefundStatus::Void),
-            RefundChange::Keep | RefundChange::Follow(_) => self.situation.refund,
-        }
+            RefundChange::Keep | RefundChange::Follow(_) => situation.refund,
+        },
+        finality: match resolution.transfer {
+            TransferChange::Record(settlement) => Some(settlement.finality),
+            TransferChange::Orphan => None,
+            TransferChange::Keep => situation.recorded.map(|known| known.settlement.finality),
+        },
     }
 }

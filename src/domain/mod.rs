@@ -18,6 +18,7 @@ mod refund;
 mod refund_search;
 mod resolution;
 mod scan;
+mod standing;
 #[cfg(test)]
 mod tests;
 mod time;
@@ -55,6 +56,7 @@ pub use resolution::{
     StockChange, TransferChange, WatchChange,
 };
 pub use scan::{Agreement, Answers, Cursor, ScanAnswer, ScanHead, ScannedTransfer, agreement};
+pub use standing::FlaggedPage;
 pub use time::{BlockTime, Timestamp};
 pub use verdict::{Finality, Inconclusive, Settlement, Transfer, Unsettleable, Verdict, judge};
 pub use watch::{DueTimes, Judged, NextCheck, Phase, Watch};

@@ -48,6 +48,8 @@ pub struct SearchedRefund {
     pub begun_at: Option<Timestamp>,
     /// Whether a use of its nonce was seen since then.
     pub is_use_seen: bool,
+    /// Whether its row made no sense when it was last looked at.
+    pub was_malformed: bool,
 }
 
 impl SearchedRefund {

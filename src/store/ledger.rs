@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use super::{Lease, StoreError};
 use crate::domain::{
-    BlockRef, BlockTime, ChainId, Cursor, LedgerKey, LedgerPage, MalformedPayment, Payment,
-    PaymentId, Receiver, ScannedTransfer, Timestamp, Transfer, Unbacked,
+    BlockRef, BlockTime, ChainId, Cursor, FlaggedPage, LedgerKey, LedgerPage, MalformedPayment,
+    Payment, PaymentId, Receiver, ScannedTransfer, Timestamp, Transfer, Unbacked,
 };
 
 /// A full reconcile that is not finished.
@@ -173,6 +173,14 @@ pub trait LedgerStore: Send + Sync {
         unmark: &[i64],
         now: Timestamp,
     ) -> Result<(), StoreError>;
+
+    /// A page of open flags with ids beyond `after`, with the rows of the payments they are about, all from
+    /// one snapshot.
+    async fn flagged_page(&self, after: i64, limit: u32) -> Result<FlaggedPage, StoreError>;
+
+    /// Marks as not accounted for, of the transfers with these logs, those that a payment seems to claim: so
+    /// they are accounted for anew, however old they are. Returns how many there are.
+    async fn mark_claimed(&self, subjects: &[String], now: Timestamp) -> Result<u64, StoreError>;
 
     /// Refund records made, and flags about money raised, since `since`, whose transfer is not known: at
     /// most `limit` of each.

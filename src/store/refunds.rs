@@ -102,6 +102,7 @@ pub(super) struct RawRefund {
     pub(super) searched_to: Option<i64>,
     pub(super) search_begun_at: Option<i64>,
     pub(super) search_use_seen: bool,
+    pub(super) search_problem: Option<String>,
 }
 
 impl RawRefund {
@@ -125,6 +126,7 @@ impl RawRefund {
                 .transpose()?,
             begun_at: self.search_begun_at.map(Timestamp::from_millis),
             is_use_seen: self.search_use_seen,
+            was_malformed: self.search_problem.as_deref() == Some(SearchProblem::Malformed.code()),
         })
     }
 }
@@ -179,10 +181,11 @@ pub(super) fn raised(finding: &RefundFinding) -> impl Iterator<Item = RaisedFlag
 
 /// What landed while its record was void may be what the record is closed by now; what else did is flagged
 /// anew.
-pub(super) fn gone(finding: &RefundFinding) -> Option<GoneFlag> {
-    finding.paid.as_ref()?;
-    let kind = FlagKind::RefundedAgain;
-    Some(GoneFlag {
+/// And a record that made no sense can be read.
+pub(super) fn gone(finding: &RefundFinding) -> impl Iterator<Item = GoneFlag> {
+    let again = finding.paid.is_some().then_some(FlagKind::RefundedAgain);
+    let malformed = finding.refund.was_malformed.then_some(FlagKind::MalformedRefund);
+    again.into_iter().chain(malformed).map(|kind| GoneFlag {
         kind,
         payment_id: Some(finding.refund.payment_id.clone()),
         subject: None,

@@ -12,3 +12,4 @@ mod parse;
 mod permit2;
 mod refunds;
 mod resolve;
+mod standing;

@@ -26,6 +26,7 @@ fn refund() -> SearchedRefund {
         searched_to: Some(50),
         begun_at: Some(secs(200)),
         is_use_seen: false,
+        was_malformed: false,
     }
 }
 

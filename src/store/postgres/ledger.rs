@@ -6,14 +6,15 @@ use serde_json::Value;
 
 use super::PostgresStore;
 use crate::domain::{
-    BlockRef, BlockTime, ChainId, Cursor, LedgerKey, LedgerPage, PaymentId, Receiver, Timestamp,
-    Transfer, Unbacked,
+    BlockRef, BlockTime, ChainId, Cursor, FlaggedPage, LedgerKey, LedgerPage, PaymentId, Receiver,
+    Timestamp, Transfer, Unbacked,
 };
 use crate::store::{
     Ingested, Lease, LedgerStore, Run, Runs, ScanPage, SettledKey, StoreError, UnprovenPage,
 };
 
 mod accounts;
+mod flagged;
 mod runs;
 mod scan;
 mod unproven;
@@ -112,6 +113,14 @@ impl LedgerStore for PostgresStore {
         now: Timestamp,
     ) -> Result<(), StoreError> {
         accounts::mark(&self.pool, mark, unmark, now).await
+    }
+
+    async fn flagged_page(&self, after: i64, limit: u32) -> Result<FlaggedPage, StoreError> {
+        flagged::page(&self.pool, after, limit).await
+    }
+
+    async fn mark_claimed(&self, subjects: &[String], now: Timestamp) -> Result<u64, StoreError> {
+        flagged::mark_claimed(&self.pool, subjects, now).await
     }
 
     async fn unbacked(

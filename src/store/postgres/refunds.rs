@@ -85,7 +85,7 @@ macro_rules! select_refunds {
                       (extract(epoch FROM detected_at) * 1000)::bigint AS "detected_at!",
                       searched_to,
                       (extract(epoch FROM search_begun_at) * 1000)::bigint AS search_begun_at,
-                      search_use_seen
+                      search_use_seen, search_problem
                  FROM reconciled.refunds_owed "# + $rest,
             $($bind),+
         )
@@ -164,7 +164,7 @@ async fn write(
     let standing: Vec<&RefundFinding> =
         findings.iter().filter(|finding| changed.contains(&finding.refund.id)).collect();
     let flagged: Vec<_> = standing.iter().flat_map(|finding| raised(finding)).collect();
-    let gone: Vec<_> = standing.iter().filter_map(|finding| gone(finding)).collect();
+    let gone: Vec<_> = standing.iter().flat_map(|finding| gone(finding)).collect();
     flags::write(connection, &flagged, &gone, now).await?;
     let again = standing.iter().filter(|finding| is_again(finding));
     mark_unaccounted(connection, &texts(again.map(|f| &f.refund.payment_id)), now).await?;

@@ -36,6 +36,7 @@ impl FromRow<'_, SqliteRow> for RawRefund {
             searched_to: row.try_get("searched_to")?,
             search_begun_at: row.try_get("search_begun_at")?,
             search_use_seen: row.try_get("search_use_seen")?,
+            search_problem: row.try_get("search_problem")?,
         })
     }
 }
@@ -153,7 +154,7 @@ async fn write(
             continue;
         }
         let flagged: Vec<_> = raised(finding).collect();
-        let gone: Vec<_> = gone(finding).into_iter().collect();
+        let gone: Vec<_> = gone(finding).collect();
         flags::write(conn, &flagged, &gone, now).await?;
         if is_again(finding) {
             mark_unaccounted(conn, &finding.refund.payment_id, now).await.map_err(failed(WRITE))?;

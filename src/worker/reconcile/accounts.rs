@@ -118,6 +118,7 @@ impl Reconciler {
         }
         self.store().mark_unaccounted(&account.mark, &account.unmark, now).await?;
         progress.counts.flags_raised += account.raise.len() as u64;
+        progress.counts.flags_closed += account.close.len() as u64;
         progress.counts.transfers_accounted += page.transfers.len() as u64;
         progress.add_totals(chain_id, &account.totals);
         progress.unaccounted(account.unaccounted);

@@ -4,6 +4,8 @@
 //! 2. Chain to ledger ([`scan`], [`accounts`]): every transfer into a receiver is read, and accounted for.
 //! 3. Ledger to chain ([`unproven`]): every payment called settled must have its transfer.
 //!
+//! And it closes flags whose cause is gone ([`flags`]).
+//!
 //! A run is a row in the database. It goes step by step, each bounded in time and memory; after each step
 //! it writes down where it stands and renews its lease. So no two runs ever happen at once, whoever finds
 //! one that nobody holds takes it up where it stands, and everything a step does can be done again.
@@ -25,6 +27,7 @@ use crate::store::{Applied, Lease, Run, Store, StoreError};
 use crate::telemetry::Metrics;
 
 mod accounts;
+mod flags;
 mod progress;
 mod scan;
 mod unproven;
@@ -225,7 +228,8 @@ impl Reconciler {
         match stage {
             Stage::Watches { .. } => Stage::Scan { chain: None, pages: 0 },
             Stage::Scan { .. } => Stage::Unproven { after: None },
-            Stage::Unproven { .. } => self.first_account(0),
+            Stage::Unproven { .. } => Stage::Flags { after: 0 },
+            Stage::Flags { .. } => self.first_account(0),
             Stage::Accounts(_) | Stage::Settle { .. } | Stage::Over => Stage::Over,
         }
     }
@@ -256,6 +260,7 @@ impl Reconciler {
             }
             Stage::Scan { chain, pages } => self.scan_step(progress, chain, pages, stop).await,
             Stage::Unproven { after } => self.unproven_step(progress, after, stop).await,
+            Stage::Flags { after } => self.flags_step(progress, after).await,
             Stage::Accounts(place) => self.accounts_step(progress, place).await,
             Stage::Settle { batches } => {
                 let leased = self.checker.lease_due(self.settings.page_size).await?;

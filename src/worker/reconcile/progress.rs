@@ -34,6 +34,11 @@ pub enum Stage {
         /// The last payment looked at.
         after: Option<SettledKey>,
     },
+    /// Looking through open flags for those whose cause is gone.
+    Flags {
+        /// The row of the last one looked at.
+        after: i64,
+    },
     /// Accounting for what arrived.
     Accounts(AccountsPlace),
     /// Checking the payments whose money was found.
@@ -65,6 +70,7 @@ impl Stage {
             Self::Watches { .. } => "open payments to chain",
             Self::Scan { .. } => "chain to ledger",
             Self::Unproven { .. } => "ledger to chain",
+            Self::Flags { .. } => "open flags",
             Self::Accounts(_) => "accounts",
             Self::Settle { .. } => "checking what was found",
             Self::Over => "done",
@@ -87,6 +93,9 @@ pub struct Counts {
     pub taken_up: u64,
     /// Flags about money raised.
     pub flags_raised: u64,
+    /// Flags closed because their cause is gone.
+    #[serde(default)]
+    pub flags_closed: u64,
 }
 
 /// What is kept of one receiver while the accounting goes on.
@@ -219,8 +228,15 @@ impl Report {
     }
 
     pub(super) fn log(&self, run: i64) {
-        let Counts { payments_read, transfers_found, settled_read, taken_up, flags_raised, .. } =
-            self.counts;
+        let Counts {
+            payments_read,
+            transfers_found,
+            settled_read,
+            taken_up,
+            flags_raised,
+            flags_closed,
+            ..
+        } = self.counts;
         tracing::info!(
             run,
             payments_read,
@@ -228,6 +244,7 @@ impl Report {
             settled_read,
             taken_up,
             flags_raised,
+            flags_closed,
             "full reconcile done"
         );
         for receiver in self.receivers.iter().filter(|receiver| !receiver.drift.is_zero()) {

@@ -56,7 +56,7 @@ impl Reconciler {
         }
         progress.stage = match page.next {
             Some(next) => Stage::Unproven { after: Some(next) },
-            None => self.first_account(0),
+            None => Stage::Flags { after: 0 },
         };
         Ok(Step::More)
     }

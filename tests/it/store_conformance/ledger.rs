@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use alloy_primitives::Address;
 use reconciled::domain::{
-    Account, BlockRef, BlockTime, ChainId, Cursor, Flag, FlagKind, FlagState, LedgerKey,
-    LedgerPage, PaymentId, RaisedFlag, RawPayment, Receiver, ScannedTransfer, Timestamp,
-    log_subject,
+    Account, BlockRef, BlockTime, ChainId, Cursor, Finality, Flag, FlagKind, FlagState, LedgerKey,
+    LedgerPage, PaymentId, RaisedFlag, RawPayment, Receiver, RefundStatus, ScannedTransfer,
+    Timestamp, log_subject,
 };
 use reconciled::store::{ScanPage, SettledKey};
 use serde_json::json;
@@ -30,6 +30,8 @@ for_each_backend!(
     records_whose_transfer_is_gone_are_found,
     open_payments_of_a_payer_are_found,
     old_runs_are_pruned,
+    open_flags_come_in_pages_with_the_rows_they_are_about,
+    money_that_was_nobody_s_and_is_claimed_by_now_is_in_view_again,
 );
 
 const CHAIN: ChainId = ChainId::new(8453);
@@ -442,4 +444,80 @@ async fn open_payments_of_a_payer_are_found(db: &TestDb) {
     let found = db.store.open_payments_of(&[payer, settled_payer], 10).await.unwrap();
     assert_eq!(found, [(payer, PaymentId::from("p"))]);
     assert!(db.store.open_payments_of(&[], 10).await.unwrap().is_empty());
+}
+
+// ---- Flags
+
+async fn open_flags_come_in_pages_with_the_rows_they_are_about(db: &TestDb) {
+    db.paid_order("o").await;
+    db.payment("p", "o").await;
+    db.apply("p", settled("p")).await;
+    let flag = |payment: Option<&str>, kind: FlagKind| RaisedFlag {
+        payment_id: payment.map(PaymentId::from),
+        order_id: None,
+        flag: Flag { kind, subject: "8453:0x01:2".to_owned(), detail: json!({}) },
+    };
+    let flags = [
+        flag(Some("p"), FlagKind::SettledOrderOver),
+        flag(None, FlagKind::UnmatchedTransfer),
+        flag(Some("nobody"), FlagKind::MalformedPayment),
+    ];
+    db.store.account_flags(&flags, &[], at(1)).await.unwrap();
+    let mut seen = Vec::new();
+    let mut after = 0;
+    loop {
+        let page = db.store.flagged_page(after, 2).await.unwrap();
+        let Some(last) = page.flags.last() else { break };
+        after = last.id;
+        for flag in &page.flags {
+            seen.push(flag.kind);
+            if flag.payment_id == Some(PaymentId::from("p")) {
+                let p = flag.payment_id.clone().unwrap();
+                assert_eq!(
+                    page.rows.payments[&p].order_id,
+                    page.rows.orders.keys().next().unwrap().clone()
+                );
+                assert_eq!(page.rows.refunds[&p].0, RefundStatus::Owed);
+                assert_eq!(page.finality[&p], Finality::Final);
+            }
+        }
+        assert!(
+            page.flags.len() <= 2 && !page.rows.payments.contains_key(&PaymentId::from("nobody"))
+        );
+    }
+    seen.sort();
+    let mut all = flags.map(|raised| raised.flag.kind);
+    all.sort();
+    assert_eq!(seen, all, "each once");
+    let open = db.store.flags(&Default::default(), 10).await.unwrap();
+    let ids: Vec<i64> = open.iter().map(|flag| flag.id).collect();
+    db.store.close_flags(&ids, "alice", "done", at(2)).await.unwrap();
+    assert!(db.store.flagged_page(0, 10).await.unwrap().flags.is_empty());
+}
+
+async fn money_that_was_nobody_s_and_is_claimed_by_now_is_in_view_again(db: &TestDb) {
+    scanned(db, &[seen("late", 100, 3), seen("never", 101, 3)]).await;
+    let flag = |id: &str, number: u64| {
+        let money = transfer(id, number, 3);
+        RaisedFlag {
+            payment_id: None,
+            order_id: None,
+            flag: Flag {
+                kind: FlagKind::UnmatchedTransfer,
+                subject: log_subject(&money),
+                detail: json!({
+                    "chain_id": money.chain_id, "tx_hash": money.tx_hash, "log_index": money.log_index
+                }),
+            },
+        }
+    };
+    let flags = [flag("late", 100), flag("never", 101)];
+    db.store.account_flags(&flags, &[], at(1)).await.unwrap();
+    let subjects: Vec<String> = flags.iter().map(|raised| raised.flag.subject.clone()).collect();
+    assert_eq!(db.store.mark_claimed(&subjects, at(20)).await.unwrap(), 0);
+    db.paying_order("o", "late").await;
+    assert_eq!(db.store.mark_claimed(&subjects, at(20)).await.unwrap(), 1);
+    let marked: Vec<bool> =
+        whole_ledger(db).await.transfers.iter().map(|known| known.marked).collect();
+    assert_eq!(marked, [true, false]);
 }

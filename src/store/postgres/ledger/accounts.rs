@@ -117,7 +117,7 @@ async fn read_payments(
     Ok(())
 }
 
-async fn read_orders(
+pub(super) async fn read_orders(
     connection: &mut PgConnection,
     page: &mut LedgerPage,
 ) -> Result<(), sqlx::Error> {
@@ -139,7 +139,7 @@ async fn read_orders(
 }
 
 /// Our own rows: refund records, flags, watches.
-async fn read_records(
+pub(super) async fn read_records(
     connection: &mut PgConnection,
     page: &mut LedgerPage,
     ids: &[String],

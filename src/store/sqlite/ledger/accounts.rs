@@ -118,7 +118,7 @@ async fn read_payments(
 }
 
 /// Our own rows: refund records, flags, watches.
-async fn read_records(
+pub(super) async fn read_records(
     conn: &mut SqliteConnection,
     page: &mut LedgerPage,
     ids: &str,
