@@ -7,7 +7,7 @@
 
 mod absence;
 mod agreement;
-mod backend;
+pub(crate) mod backend;
 mod cases;
 mod error_rate;
 mod every_fault;
@@ -16,8 +16,8 @@ mod health;
 mod hostile;
 mod likeness;
 mod many_logs;
-mod on_anvil;
-mod on_sim;
+pub(crate) mod on_anvil;
+pub(crate) mod on_sim;
 mod permits;
 mod proxy;
 

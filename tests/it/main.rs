@@ -10,6 +10,7 @@ mod chain_reader;
 mod costs;
 mod faulty_endpoints;
 mod ledger_cost;
+mod ledger_permits;
 mod process;
 mod sampling;
 mod sim_node;

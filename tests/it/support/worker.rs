@@ -118,9 +118,14 @@ impl Worker {
         self.probes.activate(&self.stop).await.unwrap();
     }
 
-    /// Makes a full reconcile, as `reconcile --once` does.
+    /// Finds payments to follow, and makes a full reconcile.
     pub(crate) async fn reconcile(&self) -> Report {
         self.discovery.discover(&self.stop).await.unwrap();
+        self.reconcile_undiscovered().await
+    }
+
+    /// Makes a full reconcile, as `reconcile --once` does.
+    pub(crate) async fn reconcile_undiscovered(&self) -> Report {
         self.store.request_run(self.clock.now()).await.unwrap();
         match self.works.reconciler.run_pending(&Unheard, &self.stop).await.unwrap() {
             RunEnd::Finished(report) => *report,
