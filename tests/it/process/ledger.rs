@@ -3,7 +3,10 @@
 use serde_json::{Value, json};
 
 use super::scene::{AMOUNT, PAY_TO, Scene};
+use crate::support::anvil::ANVIL_CHAIN_ID;
 use crate::support::daemon::{ConfigFile, Ended, Settings, eventually};
+use crate::support::fault_proxy::faults::Fault;
+use crate::support::fault_proxy::{FaultProxy, Manners};
 
 /// Never by itself: only when somebody asks.
 const NEVER: &str = "0 0 0 1 1 *";
@@ -201,6 +204,69 @@ async fn a_run_that_was_killed_is_taken_up_by_one_of_two_replicas_and_comes_to_t
     assert_eq!(rows[0][0].as_deref(), Some("0"), "no two runs at once");
     assert_eq!(scene.gateway.count("{transfers}").await.unwrap(), TRANSFERS);
     assert_eq!(scene.gateway.count("{flags}").await.unwrap(), TRANSFERS);
+}
+
+/// Blocks in the scene of a killed scan, and how many one log request covers.
+const BLOCKS: u64 = 1_000;
+const BLOCKS_PER_REQUEST: u64 = 5;
+
+/// Requests of a scan that are not for logs: for heads, blocks and chain ids, a few per page.
+const OTHER_REQUESTS: u64 = 60;
+
+async fn a_killed_scan_goes_on_from_its_cursor(scene: Scene) {
+    scene.chain.anvil.mine(BLOCKS).await;
+    scene.land(&scene.sign().await).await;
+    scene.finalize().await;
+    let proxy = FaultProxy::start(scene.chain.anvil.url(), ANVIL_CHAIN_ID, 2, 1).await;
+    let (token, pay_to) = (scene.chain.token.to_string(), PAY_TO.to_string());
+    let config = scene
+        .settings_without_chain()
+        .chain(ANVIL_CHAIN_ID, &[("proxy", proxy.url().as_str())])
+        .of_chain("log_range_max", &BLOCKS_PER_REQUEST.to_string())
+        .receiver(&token, &pay_to)
+        .text("reconcile", "cron", NEVER)
+        .write();
+    let slow = Manners { faulty_per_mille: 300, faults: vec![Fault::Slow], ..Manners::default() };
+    proxy.behave(slow);
+    let mut first = config.spawn(&["reconcile", "--once"]);
+    let cursor = async || {
+        let sql = "SELECT CAST(block_number AS TEXT) FROM {cursors}";
+        let rows = scene.gateway.rows(sql, &[], 1).await.unwrap();
+        rows.into_iter().flatten().flatten().next().map_or(0, |text| text.parse::<u64>().unwrap())
+    };
+    let reached = eventually("the scan is in the middle", async || match cursor().await {
+        block if block >= BLOCKS / 3 => Ok(block),
+        block => Err(block.to_string()),
+    })
+    .await;
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let stood = cursor().await;
+    assert!(reached <= stood && stood < BLOCKS, "{stood}: it was killed too late to show anything");
+    proxy.behave(Manners::default());
+    let before = proxy.requests();
+
+    let (_, report) = once(&config).await;
+    let one = AMOUNT.to_string();
+    assert_eq!(totals(&report), json!({"chain": one, "flagged": one}), "{report}");
+    assert!(cursor().await > BLOCKS);
+    let requests = proxy.requests() - before;
+    let rest = (BLOCKS - stood) / BLOCKS_PER_REQUEST + OTHER_REQUESTS;
+    assert!(requests <= rest, "{requests} requests from block {stood} on: at most {rest}");
+    let runs = scene.gateway.count("{reconcile_runs}").await.unwrap();
+    assert_eq!(runs, 1, "it is the run that was killed");
+}
+
+/// I9: blocks that were scanned before a kill are not read again, and the same run comes to its end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scan_killed_on_postgres_goes_on_from_its_cursor() {
+    a_killed_scan_goes_on_from_its_cursor(Scene::start().await).await;
+}
+
+/// The same on SQLite.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scan_killed_on_sqlite_goes_on_from_its_cursor() {
+    a_killed_scan_goes_on_from_its_cursor(Scene::on_sqlite().await).await;
 }
 
 /// Finalized blocks do not change; if one does all the same, nothing is counted that is not there.

@@ -197,6 +197,12 @@ impl ConfigFile {
         }
     }
 
+    /// Starts a command that is going to be killed.
+    pub(crate) fn spawn(&self, arguments: &[&str]) -> Child {
+        let mut command = self.command(arguments);
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the binary starts")
+    }
+
     /// What `explain --json` says of one payment.
     pub(crate) async fn explain(&self, payment: &str) -> Value {
         let ended = self.run(&["explain", payment, "--json"]).await;
