@@ -62,7 +62,7 @@ pub(in crate::chain) struct Condition {
 impl Condition {
     /// Takes note of a probe. What was wrong stays so until it is right, in a probe that `may_end` it.
     pub(super) fn note(&mut self, told: BTreeMap<Address, Told>, may_end: bool, unwell: Diagnosis) {
-        let is_any_right = may_end && told.values().any(|told| *told == Told::Right);
+        let is_any_right = told.values().any(|told| *told == Told::Right);
         let is_any_wrong = told.values().any(|told| matches!(told, Told::Wrong(_)));
         for (token, told) in told {
             match told {
@@ -76,8 +76,12 @@ impl Condition {
                 Told::Wrong(_) => {}
             }
         }
-        let agree = self.wrong.len() >= AGREEING_MIN && !is_any_right;
-        self.is_of_all = self.wrong.len() > WRONG_MAX || agree && (is_any_wrong || self.is_of_all);
+        let agree = match (is_any_right, is_any_wrong) {
+            (true, _) => self.is_of_all && !may_end,
+            (false, true) => self.wrong.len() >= AGREEING_MIN,
+            (false, false) => self.is_of_all,
+        };
+        self.is_of_all = self.wrong.len() > WRONG_MAX || agree;
         self.unwell = unwell;
     }
 
@@ -147,6 +151,10 @@ mod tests {
         assert_eq!(silenced(&condition), [true, false, false]);
         probed(&mut condition, &[(HOSTILE, Told::Right), (HONEST, Told::Right)]);
         assert_eq!(silenced(&condition), [false; 3]);
+        // At a head that stands still, what is right ends nothing; but it does not agree with what is wrong.
+        let told = [(HOSTILE, wrong()), (OTHER, wrong()), (HONEST, Told::Right)];
+        condition.note(BTreeMap::from(told), false, None);
+        assert_eq!(silenced(&condition), [true, false, true]);
     }
 
     #[test]

@@ -159,7 +159,8 @@ impl<'a> Search<'a> {
             one.alone = counts[&(one.log.tx_hash, one.parties())] == 1;
         }
         // A proxy refuses to move nothing, and anybody can move nothing in anybody's name.
-        moved.retain(|one| one.value > Amount::ZERO && self.is_open(one.from));
+        let payers = self.payers();
+        moved.retain(|one| one.value > Amount::ZERO && payers.contains(&one.from));
         let can_pay =
             |one: &Moved| self.wanted.get(&one.parties()).is_some_and(|most| one.value <= *most);
         let (candidates, others): (Vec<_>, Vec<_>) = moved.into_iter().partition(can_pay);
@@ -181,11 +182,6 @@ impl<'a> Search<'a> {
     /// Whether this one's permit is.
     pub(super) fn is_open_still(&self, asked: &Asked) -> bool {
         self.open.contains(&(asked.payer, asked.nonce))
-    }
-
-    /// Whether any of his permits is used and not explained yet.
-    fn is_open(&self, payer: Address) -> bool {
-        self.open.iter().any(|(owner, _)| *owner == payer)
     }
 
     fn count_logs(&mut self, logs: &[TokenLog]) {
@@ -211,7 +207,8 @@ impl<'a> Search<'a> {
                 self.give_up_on(payer, &format!("more than {TRANSACTIONS_MAX} transactions"));
             }
         }
-        candidates.retain(|one| self.is_open(one.from));
+        let payers = self.payers();
+        candidates.retain(|one| payers.contains(&one.from));
         candidates
     }
 
