@@ -8,6 +8,7 @@
 mod condition;
 mod learnt;
 mod probe;
+mod quiz;
 
 use std::fmt;
 

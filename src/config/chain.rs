@@ -1,19 +1,20 @@
 //! `[[chains]]`: how to read each chain, whom to ask, and who is paid on it.
 
+mod defaults;
+mod endpoint;
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use alloy_primitives::{Address, B256};
+use alloy_primitives::Address;
 use serde::Deserialize;
-use url::Url;
 
-use super::{Config, ConfigError, Secret, Span, bad, parse_paid_after, secs};
-use crate::chain::{
-    ChainSettings, EndpointLimits, EndpointSettings, ErrorRateLimits, KnownUsed, Permit2Settings,
-};
+use super::{Config, ConfigError, Span, bad, parse_paid_after, secs};
+use crate::chain::{ChainSettings, ErrorRateLimits, Permit2Settings};
 use crate::domain::{ChainId, PaidAfter, Policy, Receiver, RefundPolicy};
 use crate::schedule::{FitSettings, Grid, Schedule, Timing};
 use crate::worker::{ScanStart, WatchedReceiver};
+pub use endpoint::{EndpointSection, KnownUsedSection};
 
 /// Blocks between the deadline and the check that may fail a payment, so that the head is past it.
 const DEADLINE_MARGIN_BLOCKS: u32 = 10;
@@ -101,107 +102,6 @@ pub struct ChainSection {
     /// Who is paid.
     #[serde(default)]
     pub receivers: Vec<ReceiverSection>,
-}
-
-mod defaults {
-    use super::*;
-
-    /// What [`ChainSettings::new`] sets where nothing else is configured.
-    fn chain() -> ChainSettings {
-        ChainSettings::new(ChainId::new(0), Vec::new())
-    }
-    pub(super) fn block_time() -> Span {
-        Span(chain().block_time)
-    }
-    pub(super) fn finality_margin() -> Span {
-        secs(30 * 60)
-    }
-    pub(super) fn head_age_max() -> Span {
-        Span(chain().head_age_max)
-    }
-    pub(super) fn head_lag_max() -> Span {
-        Span(chain().head_lag_max)
-    }
-    pub(super) fn log_lookback() -> Span {
-        Span(chain().log_lookback)
-    }
-    pub(super) fn log_range_max() -> u64 {
-        chain().log_range_max
-    }
-    pub(super) fn batch_max() -> usize {
-        chain().batch_max
-    }
-    pub(super) fn request_timeout() -> Span {
-        Span(chain().request_timeout)
-    }
-    pub(super) fn hedge_after() -> Span {
-        Span(chain().hedge_after)
-    }
-    pub(super) fn error_window() -> Span {
-        Span(chain().error_rate.window)
-    }
-    pub(super) fn error_requests_min() -> u32 {
-        chain().error_rate.requests_min
-    }
-    pub(super) fn error_share_max() -> f64 {
-        chain().error_rate.share_max
-    }
-    pub(super) fn concurrency_max() -> usize {
-        EndpointLimits::default().concurrency_max
-    }
-    pub(super) fn multicall3() -> Address {
-        chain().multicall3
-    }
-    pub(super) fn permit2() -> Address {
-        chain().permit2.permit2
-    }
-    pub(super) fn permit2_proxies() -> Vec<Address> {
-        chain().permit2.proxies
-    }
-}
-
-/// `[[chains.known_used]]`
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct KnownUsedSection {
-    /// The token.
-    pub token: Address,
-    /// Who signed.
-    pub payer: Address,
-    /// The authorization's nonce.
-    pub nonce: B256,
-    /// The block that used or canceled it.
-    pub block: u64,
-}
-
-impl KnownUsedSection {
-    const fn known(&self) -> KnownUsed {
-        let Self { token, payer, nonce, block } = *self;
-        KnownUsed { token, payer, nonce, block }
-    }
-}
-
-/// `[[chains.endpoints]]`
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct EndpointSection {
-    /// Shown in logs, metrics and evidence.
-    pub name: String,
-    /// Where it is.
-    #[serde(default)]
-    pub url: Option<Secret>,
-    /// The environment variable that holds the URL.
-    #[serde(default)]
-    pub url_env: Option<String>,
-    /// Overrides the chain's `request_timeout`.
-    #[serde(default)]
-    pub request_timeout: Option<Span>,
-    /// The most HTTP requests at a time.
-    #[serde(default = "defaults::concurrency_max")]
-    pub concurrency_max: usize,
-    /// The most calls per second.
-    #[serde(default)]
-    pub requests_per_second: Option<u32>,
 }
 
 /// `[[chains.receivers]]`
@@ -415,42 +315,5 @@ impl ChainSection {
                 Ok(WatchedReceiver { receiver, start })
             })
             .collect()
-    }
-}
-
-impl EndpointSection {
-    fn configured(
-        &self,
-        key: &str,
-        environment: &impl Fn(&str) -> Option<String>,
-    ) -> Result<EndpointSettings, ConfigError> {
-        let text = match (&self.url, &self.url_env) {
-            (Some(url), None) => url.0.clone(),
-            (None, Some(name)) => environment(name).ok_or_else(|| {
-                bad(format!("{key}.url_env"), format!("names {name}, which is not set"))
-            })?,
-            _ => return Err(bad(key, "must have either url or url_env")),
-        };
-        // The parser's own message could repeat the URL, which may hold a secret.
-        let url = Url::parse(&text)
-            .ok()
-            .filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
-            .ok_or_else(|| bad(format!("{key}.url"), "must be an http:// or https:// URL"))?;
-        if self.concurrency_max == 0 {
-            return Err(bad(format!("{key}.concurrency_max"), "must be at least 1"));
-        }
-        if self.requests_per_second == Some(0) {
-            let problem = "must be at least 1; leave it out for no limit";
-            return Err(bad(format!("{key}.requests_per_second"), problem));
-        }
-        if self.request_timeout.is_some_and(|span| span.0.is_zero()) {
-            return Err(bad(format!("{key}.request_timeout"), "must be longer than \"0s\""));
-        }
-        let limits = EndpointLimits {
-            request_timeout: self.request_timeout.map(|span| span.0),
-            concurrency_max: self.concurrency_max,
-            calls_per_second: self.requests_per_second,
-        };
-        Ok(EndpointSettings { limits, ..EndpointSettings::new(&self.name, url) })
     }
 }

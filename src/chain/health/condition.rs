@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use alloy_primitives::Address;
 
-use super::probe::Question;
+use super::quiz::Question;
 use super::{Diagnosis, Sickness};
 
 /// So many tokens, about which an endpoint answers wrongly and rightly about none, agree that it is sick.

@@ -7,8 +7,9 @@ use alloy_primitives::{Address, keccak256};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use super::condition::{Told, Wrong};
+use super::condition::Told;
 use super::learnt::{Confirmed, LEARNT_AGE_MAX};
+use super::quiz::{Answers, Question, Quiz, sick_of};
 use super::{Diagnosis, KnownUsed, Sickness};
 use crate::chain::asked::Asked;
 use crate::chain::endpoint::Endpoint;
@@ -18,30 +19,6 @@ use crate::chain::wide::common_block;
 use crate::chain::{Chain, ChainSettings};
 use crate::domain::{BlockRef, ReadFailure, ReadFailureKind, Timestamp};
 
-/// An authorization to ask about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::chain) struct Question {
-    known: KnownUsed,
-    is_configured: bool,
-}
-
-/// What one endpoint is asked by a probe.
-#[derive(Debug, Clone, Default)]
-struct Quiz {
-    questions: Vec<Question>,
-    /// Where a random nonce is asked about, and whether that token is configured.
-    tokens: BTreeMap<Address, bool>,
-}
-
-impl Quiz {
-    /// Asks this as well, and about a random nonce at the same token.
-    fn add(&mut self, token: Address, question: Option<Question>) {
-        let is_configured = question.is_some_and(|question| question.is_configured);
-        *self.tokens.entry(token).or_default() |= is_configured;
-        self.questions.extend(question.filter(|question| !self.questions.contains(question)));
-    }
-}
-
 /// What an endpoint has shown that says where it stands.
 struct Look {
     heads: Heads,
@@ -50,37 +27,6 @@ struct Look {
     may_end: bool,
     /// What is not as it should be, and no wrong answer.
     unwell: Diagnosis,
-}
-
-/// Answers as they come in, by token.
-struct Answers {
-    told: BTreeMap<Address, Told>,
-    /// The first answer that was none.
-    trouble: Diagnosis,
-}
-
-impl Answers {
-    fn wrong(&mut self, token: Address, sickness: Sickness, detail: String, to: Option<Question>) {
-        self.note(token, Told::Wrong(Wrong { sickness, detail, question: to }));
-    }
-
-    fn none(&mut self, token: Address, failure: &ReadFailure) {
-        self.trouble.get_or_insert_with(|| sick_of(failure));
-        self.note(token, Told::Nothing);
-    }
-
-    fn note(&mut self, token: Address, told: Told) {
-        self.told.entry(token).or_insert(Told::Right).and(told);
-    }
-
-    /// Whether nothing was answered at all.
-    fn is_all_nothing(&self) -> bool {
-        self.told.values().all(|told| *told == Told::Nothing)
-    }
-
-    fn is_wrong(&self, token: &Address) -> bool {
-        matches!(self.told.get(token), Some(Told::Wrong(_)))
-    }
 }
 
 impl Endpoint {
@@ -298,15 +244,6 @@ impl Endpoint {
 
 fn unhealthy((sickness, detail): (Sickness, String)) -> ReadFailure {
     ReadFailure::new(ReadFailureKind::Unhealthy, format!("{sickness}: {detail}"))
-}
-
-fn sick_of(failure: &ReadFailure) -> (Sickness, String) {
-    let sickness = match failure.kind {
-        ReadFailureKind::WrongChain => Sickness::WrongChain,
-        ReadFailureKind::NoCode => Sickness::NoCode,
-        _ => Sickness::Failing,
-    };
-    (sickness, failure.to_string())
 }
 
 impl Chain {
