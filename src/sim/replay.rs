@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use alloy_primitives::{Address, B256, U256};
+use alloy_primitives::{Address, B256, U256, keccak256};
 use anyhow::Context;
 use tokio::sync::Notify;
 
@@ -91,6 +91,8 @@ pub struct Replayed {
     pub late_delays: Vec<Duration>,
     /// Payments that settled and were never detected.
     pub missed: usize,
+    /// Checks that proved nothing, of any kind: the endpoint was not believed. They cost a read like others.
+    pub inconclusive: u64,
     /// JSON-RPC requests made.
     pub requests: u64,
 }
@@ -236,6 +238,7 @@ impl Replay {
             let arrival = waiting.last().map(|n| found(*n));
             let Some(now) = [due, arrival].into_iter().flatten().min() else {
                 replayed.missed = blocks.len();
+                replayed.inconclusive = self.inconclusive().await?;
                 replayed.requests = self.server.requests();
                 return Ok(replayed);
             };
@@ -253,6 +256,13 @@ impl Replay {
             self.check_all_due(&mut replayed, &mut blocks).await?;
         }
         anyhow::bail!("the replay did not end in {STEPS_MAX} steps")
+    }
+
+    async fn inconclusive(&self) -> anyhow::Result<u64> {
+        let sql = "SELECT CAST(count(*) AS text) FROM {checks} WHERE verdict LIKE 'inconclusive%'";
+        let rows = self.gateway.rows(sql, &[], 1).await?;
+        let count = rows.first().and_then(|row| row.first()?.as_deref()).context("a count")?;
+        count.parse().context("a count is a number")
     }
 
     async fn check_all_due(
@@ -343,94 +353,14 @@ fn id(n: usize) -> String {
     format!("payment-{n}")
 }
 
+/// As unlike each other as real ones: a block's bloom filter must not find one word for both.
 fn payer(n: usize) -> Address {
-    Address::left_padding_from(&(n as u64 + 1).to_be_bytes())
+    Address::from_word(keccak256(format!("payer {n}")))
 }
 
 fn nonce(n: usize) -> B256 {
-    B256::left_padding_from(&(n as u64 + 1).to_be_bytes())
+    keccak256(format!("nonce {n}"))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::schedule::{FitSettings, Grid, LatencyCounts, Prior, expected, fit};
-
-    /// 100 payments settle between 3 s and a minute after their broadcast, and 10 never do.
-    fn payments() -> Vec<Broadcast> {
-        (0..110_u32)
-            .map(|n| Broadcast {
-                after: Duration::from_millis(u64::from(n % 8) * 250),
-                minable_after: (n % 11 != 0)
-                    .then(|| Duration::from_millis(3_000 + u64::from(n * n * 31) % 57_000)),
-            })
-            .collect()
-    }
-
-    /// The wiring from a fit to the worker: what a fitted schedule promises, by arithmetic on counts, is
-    /// what the daemon then does, read for read and second for second.
-    #[tokio::test]
-    async fn the_worker_does_what_a_fitted_schedule_promises() {
-        let payments = payments();
-        let mut counts = LatencyCounts::new(Grid::covering(BLOCK_TIME, Duration::from_secs(600)));
-        for payment in &payments {
-            match payment.latency() {
-                Some(latency) => counts.add_latency(latency, 1.0),
-                None => counts.add_never(1.0),
-            }
-        }
-        let mut settings = FitSettings::for_block_time(BLOCK_TIME);
-        settings.conditions.found_at = settings.conditions.visible_after;
-        settings.conditions.ending.reads = 0.0;
-        // What is promised is then the mean over these very payments.
-        settings.prior = Prior::NONE;
-        let fitted = fit(&counts, &settings).unwrap();
-        let replayed = replay(
-            &payments,
-            &ReplaySettings {
-                schedule: fitted.schedule.clone(),
-                pacing: Pacing::default(),
-                found_at: settings.conditions.found_at,
-                visible_after: settings.conditions.visible_after,
-                has_mandatory: true,
-            },
-        )
-        .await
-        .unwrap();
-        let promised = expected(&fitted.schedule, &fitted.survival, &settings.conditions);
-        let settled = counts.settled();
-        assert_eq!((replayed.missed, replayed.delays.len() as f64), (0, settled));
-        let reads = replayed.reads as f64 / payments.len() as f64;
-        assert!((reads - promised.reads).abs() < 1e-9, "{reads} reads of {}", promised.reads);
-        let delay = replayed.delay_mean().as_secs_f64();
-        assert!((delay - promised.found_delay_secs).abs() < 1e-6, "{delay} s of {promised:?}");
-    }
-
-    /// What a loop that gives up leaves behind, only the daemon's mandatory check finds.
-    #[tokio::test]
-    async fn who_gives_up_misses_what_the_mandatory_check_finds() {
-        let landing = |secs: Option<u64>| Broadcast {
-            after: Duration::ZERO,
-            minable_after: secs.map(Duration::from_secs),
-        };
-        let payments = [landing(Some(5)), landing(Some(100)), landing(None)];
-        let offsets = (0..=15).map(|n| Duration::from_secs(2 * n)).collect();
-        let mut settings = ReplaySettings {
-            schedule: Schedule::new(offsets).unwrap(),
-            pacing: Pacing::default(),
-            found_at: Duration::from_millis(500),
-            visible_after: Duration::from_millis(500),
-            has_mandatory: false,
-        };
-        let gave_up = replay(&payments, &settings).await.unwrap();
-        assert_eq!((gave_up.missed, gave_up.mandatory_reads), (1, 0));
-        assert_eq!((gave_up.delays.len(), gave_up.late_delays.len()), (1, 0));
-        settings.has_mandatory = true;
-        let found = replay(&payments, &settings).await.unwrap();
-        assert_eq!((found.missed, found.reads), (0, gave_up.reads));
-        // One settled, and one never will: each is read once, when its authorization is over.
-        assert_eq!(found.mandatory_reads, 2);
-        let late = VALID_FOR + FINALITY_MARGIN - Duration::from_secs(100);
-        assert_eq!(found.late_delays, [late]);
-    }
-}
+mod tests;

@@ -12,23 +12,23 @@
 //! The fitted schedule and the optimum are replayed as the daemon follows them, with the mandatory check when
 //! an authorization is over. Those written by hand are loops as people write them, without one.
 
+mod by_hand;
+mod shapes;
+
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use reconciled::schedule::{
-    AgeTable, BINS_MAX, Expected, FitSettings, Fitted, Grid, LatencyCounts, Objective, Pacing,
-    Plot, Prices, Prior, Schedule, Survival, expected, fit,
+    Expected, FitSettings, Fitted, Grid, LatencyCounts, Objective, Pacing, Plot, Prices, Prior,
+    Schedule, Survival, expected, fit,
 };
 use reconciled::sim::replay::{BLOCK_TIME, Broadcast, ReplaySettings, Replayed, VALID_FOR, replay};
 
-const SEED: u64 = 20_260_101;
+use crate::by_hand::{GIVES_UP, by_hand, every};
+use crate::shapes::{Random, SEED, Shape};
+
 /// The built-in one.
 const HORIZON: Duration = Duration::from_secs(900);
-/// Payments come in over this long, at multiples of [`PHASE`].
-const ARRIVALS: Duration = Duration::from_secs(60);
-const PHASE: Duration = Duration::from_millis(250);
-/// One payment in ten never lands.
-const NEVER: f64 = 0.1;
 const FIT_SAMPLES: u32 = 100_000;
 /// What must hold.
 const FIT_SECS_MAX: f64 = 0.2;
@@ -36,141 +36,6 @@ const COST_OVER_OPTIMUM_MAX: f64 = 0.03;
 /// Fewer reads on the heavy tail than a loop that detects as early and misses nothing either.
 const FEWER_READS_AIM: f64 = 2.0;
 const AIMS_FROM: usize = 2_000;
-
-/// Days of the congested hour in each half, by turns.
-const DAYS: u32 = 2;
-const DAY: Duration = Duration::from_secs(24 * 3_600);
-/// When blocks are full: for an hour of every day.
-const CONGESTED_FROM: Duration = Duration::from_secs(18 * 3_600);
-const CONGESTED_FOR: Duration = Duration::from_secs(3_600);
-/// The share of a day's payments that come in that hour: full blocks are many payments.
-const CONGESTED_SHARE: f64 = 0.4;
-/// In that hour, and in the rest of the day, payments come together at multiples of these.
-const BUSY_EVERY: Duration = Duration::from_secs(5 * 60);
-const QUIET_EVERY: Duration = Duration::from_secs(2 * 3_600);
-
-/// How long payments take to become minable.
-#[derive(Clone, Copy, PartialEq)]
-enum Shape {
-    FastAndSteady,
-    HeavyTail,
-    TwoModes,
-    CongestedHour,
-}
-
-impl Shape {
-    const ALL: [(Self, &'static str); 4] = [
-        (Self::FastAndSteady, "fast and steady"),
-        (Self::HeavyTail, "heavy tail"),
-        (Self::TwoModes, "two modes"),
-        (Self::CongestedHour, "congested hour"),
-    ];
-
-    /// So many payments to fit to, and so many held out.
-    fn halves(self, size: usize) -> [Vec<Broadcast>; 2] {
-        let mut random = Random(SEED ^ self as u64);
-        if self == Self::CongestedHour {
-            return congested_days(size, &mut random);
-        }
-        [(); 2].map(|()| (0..size).map(|_| self.payment(&mut random)).collect())
-    }
-
-    fn payment(self, random: &mut Random) -> Broadcast {
-        let after = random.up_to(ARRIVALS);
-        let minable_after = self.sample(random).map(Duration::from_secs_f64);
-        Broadcast { after, minable_after }
-    }
-
-    /// Seconds from the broadcast until the next block takes the transaction; `None`: never.
-    fn sample(self, random: &mut Random) -> Option<f64> {
-        if random.unit() < NEVER {
-            return None;
-        }
-        Some(match self {
-            // Log-logistic: half within 5 s, one in 25 later than 50 s, one in 300 later than 5 minutes.
-            Self::HeavyTail => {
-                let u = random.unit();
-                5.0 * (u / (1.0 - u)).powf(1.0 / 1.4)
-            }
-            // One in five is sent again with a higher fee after a minute.
-            Self::TwoModes if random.unit() < 0.2 => (60.0 + 8.0 * random.normal()).max(0.0),
-            Self::FastAndSteady | Self::TwoModes | Self::CongestedHour => {
-                random.log_normal(0.8, 0.4)
-            }
-        })
-    }
-}
-
-/// Whole days, the odd ones to fit to and the even ones held out, so that each half has hours of the kind.
-/// Time stands still between the days that a half has: no payment is open over midnight.
-fn congested_days(size: usize, random: &mut Random) -> [Vec<Broadcast>; 2] {
-    let of_day = size.div_ceil(DAYS as usize);
-    let mut halves = [Vec::new(), Vec::new()];
-    for n in 0..DAYS {
-        for (turn, half) in (0..).zip(&mut halves) {
-            let phases = Random(SEED + u64::from(2 * n + turn));
-            half.extend((0..of_day).map(|_| {
-                let payment = of_congested_day(random, &phases);
-                Broadcast { after: payment.after + DAY * n, ..payment }
-            }));
-        }
-    }
-    halves
-}
-
-/// In the hour latency rises from its usual median to fifty times that, and falls again.
-fn of_congested_day(random: &mut Random, phases_of_day: &Random) -> Broadcast {
-    let is_busy = random.unit() < CONGESTED_SHARE;
-    let at = if is_busy {
-        CONGESTED_FROM + random.multiple_of(BUSY_EVERY, CONGESTED_FOR)
-    } else {
-        // The busy hour is the last of those that payments of the rest of the day come before.
-        random.multiple_of(QUIET_EVERY, CONGESTED_FROM)
-    };
-    // What comes together has one phase to its block, another each time.
-    let phases = (BLOCK_TIME.as_millis() / PHASE.as_millis()) as u32;
-    let phase = Random(phases_of_day.0 ^ at.as_secs()).unit() * f64::from(phases);
-    let after = at + PHASE * (phase as u32);
-    if random.unit() < NEVER {
-        return Broadcast { after, minable_after: None };
-    }
-    let into = at.saturating_sub(CONGESTED_FROM).as_secs_f64() / CONGESTED_FOR.as_secs_f64();
-    let fullness = (std::f64::consts::PI * into).sin().powi(2);
-    let minable = random.log_normal(0.8 + 40.0 * fullness, 0.4 + 0.2 * fullness);
-    Broadcast { after, minable_after: Some(Duration::from_secs_f64(minable)) }
-}
-
-/// SplitMix64, so that every run sees the same payments.
-struct Random(u64);
-
-impl Random {
-    fn unit(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
-    }
-
-    fn normal(&mut self) -> f64 {
-        let (radius, turn) = (1.0 - self.unit(), self.unit());
-        (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * turn).cos()
-    }
-
-    fn log_normal(&mut self, median: f64, sigma: f64) -> f64 {
-        median * (sigma * self.normal()).exp()
-    }
-
-    /// A multiple of `step` below `end`.
-    fn multiple_of(&mut self, step: Duration, end: Duration) -> Duration {
-        step * ((self.unit() * end.as_secs_f64() / step.as_secs_f64()) as u32)
-    }
-
-    /// A multiple of [`PHASE`] below `end`.
-    fn up_to(&mut self, end: Duration) -> Duration {
-        self.multiple_of(PHASE, end)
-    }
-}
 
 fn main() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -310,10 +175,14 @@ impl Bench {
             replayed.delay_at(0.99).as_secs_f64(),
             100.0 * replayed.missed as f64 / self.held_out_counts.settled(),
         );
+        if replayed.inconclusive > 0 {
+            println!("    {} of its checks proved nothing", replayed.inconclusive);
+        }
         Ok(line)
     }
 
-    /// What was replayed of the repeats is what arithmetic on the counts says, so neither is measured wrongly.
+    /// What was replayed of the repeats is what arithmetic on the counts says, so neither is measured wrongly:
+    /// to the last digit, unless a check proved nothing.
     fn check_promise(&self, fitted: &Fitted, ours: &Line) -> anyhow::Result<()> {
         let payments = self.held_out.len() as f64;
         let promised = self.expected(&fitted.schedule);
@@ -328,7 +197,8 @@ impl Bench {
             ),
         ] {
             let differs = (replayed / promised - 1.0).abs();
-            anyhow::ensure!(differs < 1e-6, "{replayed} {what}, and {promised} by arithmetic");
+            let allowed = if ours.replayed.inconclusive == 0 { 1e-6 } else { 0.01 };
+            anyhow::ensure!(differs < allowed, "{replayed} {what}, and {promised} by arithmetic");
         }
         Ok(())
     }
@@ -404,65 +274,6 @@ fn count(payments: &[Broadcast]) -> LatencyCounts {
 /// First checks, repeats and mandatory checks.
 fn all_reads(replayed: &Replayed) -> f64 {
     (replayed.reads + replayed.mandatory_reads) as f64
-}
-
-const GIVES_UP: &str = "every 2 s for 30 s, then give up";
-
-/// The schedules people write, each until no authorization can land any more, unless it gives up before.
-fn by_hand() -> anyhow::Result<[(&'static str, Schedule); 6]> {
-    let backoff = |factor: f64, cap: f64| {
-        let mut gap = 2.0;
-        move || {
-            let this = gap;
-            gap = f64::min(gap * factor, cap);
-            this
-        }
-    };
-    Ok([
-        ("fixed 2 s", every(20, VALID_FOR)?),
-        ("fixed 4 s", every(40, VALID_FOR)?),
-        ("fixed 10 s", every(100, VALID_FOR)?),
-        ("exponential x1.5, at most 30 s", at_ages(1_000, backoff(1.5, 30.0), VALID_FOR)?),
-        ("exponential x2", at_ages(1_000, backoff(2.0, f64::INFINITY), VALID_FOR)?),
-        (GIVES_UP, every(20, Duration::from_secs(30))?),
-    ])
-}
-
-/// Checks every so many tenths of a second.
-fn every(tenths: u32, until: Duration) -> anyhow::Result<Schedule> {
-    // Steps as fine as a table of all that time may have, of which an interval is a whole number.
-    let interval_ms = u64::from(tenths) * 100;
-    let finest_ms = u64::try_from(VALID_FOR.as_millis())?.div_ceil(1_000);
-    let step_ms = (finest_ms..=interval_ms).find(|ms| interval_ms.is_multiple_of(*ms));
-    at_ages(
-        step_ms.context("intervals are longer than a step")?,
-        || f64::from(tenths) / 10.0,
-        until,
-    )
-}
-
-/// Checks with these gaps, in seconds, until the first at or past `until`. As a table, because a list of
-/// offsets is bounded, and polling is not.
-fn at_ages(
-    step_ms: u64,
-    mut gap: impl FnMut() -> f64,
-    until: Duration,
-) -> anyhow::Result<Schedule> {
-    let grid = Grid::new(Duration::from_millis(step_ms), BINS_MAX)?;
-    let mut next: Vec<Option<u16>> = vec![None; grid.bins()];
-    let (mut age, mut filled) = (0.0, 0_usize);
-    while age < until.as_secs_f64() {
-        age += gap();
-        let edge =
-            ((age * 1_000.0 / step_ms as f64).round() as usize).clamp(filled + 1, grid.bins());
-        next[filled..edge].fill(Some(u16::try_from(edge)?));
-        filled = edge;
-        if filled == grid.bins() {
-            break;
-        }
-    }
-    let visible_after = FitSettings::for_block_time(BLOCK_TIME).conditions.visible_after;
-    Ok(Schedule::by_age(AgeTable::new(grid, visible_after, next)?))
 }
 
 /// From raw samples to a schedule, at a price and for a budget.
