@@ -3,11 +3,15 @@
 //! Seeded cases prove only that we catch what somebody already imagined; every real incident becomes one
 //! more file, before its fix.
 
+use std::collections::BTreeMap;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 
 use super::Ending;
 use super::output::say;
@@ -26,19 +30,34 @@ enum Case {
     NotSupported(&'static str),
 }
 
-/// Runs every case, each on a fresh database.
+/// Runs every case, each on a fresh database and a chain and clock of its own, as many at once as there are
+/// processors: the time goes into the full reconciles of days.
 pub async fn drill(args: &DrillArgs) -> anyhow::Result<Ending> {
-    let files = case_files(&args.cases)?;
-    let mut cases = Vec::with_capacity(files.len());
-    for file in &files {
-        let scenario = Scenario::load(file)?;
+    let mut waiting = Vec::new();
+    for file in case_files(&args.cases)? {
         let name = file.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
-        let case = match scenario.unsupported() {
-            Some(reason) => Case::NotSupported(reason),
-            None => run(scenario, stage(args).await?).await,
-        };
-        cases.push((name, case));
+        waiting.push((name, Scenario::load(&file)?));
     }
+    let at_once = available_parallelism().map_or(1, NonZero::get);
+    let mut waiting = waiting.into_iter().enumerate();
+    let mut playing = JoinSet::new();
+    let mut played = BTreeMap::new();
+    loop {
+        while playing.len() < at_once
+            && let Some((place, (name, scenario))) = waiting.next()
+        {
+            let (store, server) = (args.store, args.postgres.clone());
+            playing.spawn(async move { (place, name, case(scenario, store, server).await) });
+        }
+        let Some(done) = playing.join_next().await else { break };
+        let (place, name, case) = done?;
+        played.insert(place, (name, case));
+    }
+    // Only once all are over, so that no stage is left standing.
+    let cases: Vec<(String, Case)> = played
+        .into_values()
+        .map(|(name, case)| Ok((name, case?)))
+        .collect::<anyhow::Result<_>>()?;
     let wrong = cases.iter().filter(|(_, case)| case.is_wrong()).count();
     if args.json {
         say!("{}", serde_json::to_string_pretty(&as_json(&cases))?)?;
@@ -48,10 +67,21 @@ pub async fn drill(args: &DrillArgs) -> anyhow::Result<Ending> {
     Ok(if wrong == 0 { Ending::Good } else { Ending::Wrong })
 }
 
-async fn stage(args: &DrillArgs) -> anyhow::Result<Stage> {
-    match (args.store, &args.postgres) {
+async fn case(
+    scenario: Scenario,
+    store: DrillStore,
+    server: Option<String>,
+) -> anyhow::Result<Case> {
+    Ok(match scenario.unsupported() {
+        Some(reason) => Case::NotSupported(reason),
+        None => run(scenario, stage(store, server).await?).await,
+    })
+}
+
+async fn stage(store: DrillStore, server: Option<String>) -> anyhow::Result<Stage> {
+    match (store, server) {
         (DrillStore::Sqlite, _) => Stage::sqlite(),
-        (DrillStore::Postgres, Some(url)) => Stage::postgres(url).await,
+        (DrillStore::Postgres, Some(url)) => Stage::postgres(&url).await,
         (DrillStore::Postgres, None) => {
             Err(usage("--store postgres", "needs --postgres URL of a server").into())
         }
