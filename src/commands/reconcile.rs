@@ -112,10 +112,7 @@ fn stands(progress: &Progress) -> String {
     let counts = &progress.counts;
     format!(
         "{}: {} payments read, {} transfers found, {} accounted for",
-        progress.stage.name(),
-        counts.payments_read,
-        counts.transfers_found,
-        counts.transfers_accounted
+        progress.stage, counts.payments_read, counts.transfers_found, counts.transfers_accounted
     )
 }
 

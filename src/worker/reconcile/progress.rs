@@ -1,6 +1,7 @@
 //! Where a run stands, and what it found: both are kept as JSON in the run's row.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use alloy_primitives::Address;
 use serde::{Deserialize, Serialize};
@@ -74,6 +75,20 @@ impl Stage {
             Self::Accounts(_) => "accounts",
             Self::Settle { .. } => "checking what was found",
             Self::Over => "done",
+        }
+    }
+}
+
+/// Where a run stands, for people: something of it moves with every step.
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.name();
+        match self {
+            Self::Scan { chain: Some(chain), pages } => {
+                write!(f, "{name}, chain {chain}, page {}", u64::from(*pages) + 1)
+            }
+            Self::Settle { batches } => write!(f, "{name}, batch {}", u64::from(*batches) + 1),
+            _ => f.write_str(name),
         }
     }
 }
