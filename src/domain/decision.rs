@@ -368,7 +368,11 @@ impl Decision<'_> {
         let Situation { payment, recorded, .. } = *self.situation;
         // Silence of the other endpoints is not their agreement (I2).
         let has_quorum = agreeing >= self.policy.quorum;
-        if recorded.is_some_and(|r| r.settlement.finality == Finality::Tentative) && !has_quorum {
+        let says_it_moved = match recorded {
+            Some(known) => known.settlement.finality == Finality::Tentative,
+            None => self.is_settled_without_record(),
+        };
+        if says_it_moved && !has_quorum {
             return self.wait_as_recorded();
         }
         if let Some(resolution) = self.not_on_chain(as_of) {
@@ -451,7 +455,7 @@ impl Decision<'_> {
                 Some(self.wait_as_recorded())
             }
             Some(recorded) => Some(self.reopen(recorded)),
-            None if payment.status == PaymentStatus::Settled || self.order_is_paid_by_this() => {
+            None if self.is_settled_without_record() => {
                 let at_deadline = as_of.time.reached(self.policy.deadline(payment));
                 let next = NextCheck { phase: Phase::Reconcile, at: None };
                 Some(if at_deadline {
@@ -464,6 +468,13 @@ impl Decision<'_> {
             }
             None => None,
         }
+    }
+
+    /// Whether the gateway says that the money moved, and nothing we saw does.
+    fn is_settled_without_record(&self) -> bool {
+        let Situation { payment, recorded, .. } = *self.situation;
+        let says_so = payment.status == PaymentStatus::Settled || self.order_is_paid_by_this();
+        recorded.is_none() && says_so
     }
 
     /// The transfer recorded as this payment's, once nothing can take it away.
@@ -558,8 +569,10 @@ impl Decision<'_> {
         resolution.identifiers = Some(IdentifierStatus::InFlight);
         resolution.events.push(self.transfer_event(EventKind::OrderReopened, lost));
         resolution.order = Some(OrderChange { status: OrderStatus::Paying, paid_by: None });
-        resolution.stock = StockChange::Hold;
-        if order.delivered_at.is_some() {
+        if order.delivered_at.is_none() {
+            resolution.stock = StockChange::Hold;
+        } else {
+            // What was handed over is on no shelf again, whatever becomes of the order.
             resolution = resolution.flagged_once(FlagKind::ReorgedAfterDelivery, &occasion, detail);
         }
         resolution

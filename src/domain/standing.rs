@@ -61,7 +61,9 @@ impl Standing<'_> {
             FlagKind::AuthorizationContested => !self.is_contested,
             FlagKind::OrderUnreadable => self.order.is_some(),
             FlagKind::SettledWithoutTransfer => {
-                self.finality.is_some() || self.status != PaymentStatus::Settled
+                let says_it_moved =
+                    self.status == PaymentStatus::Settled || self.order.is_some_and(pays);
+                self.finality.is_some() || !says_it_moved
             }
             FlagKind::SettledOrderOver => self.refund.is_some() || self.order.is_some_and(pays),
             FlagKind::PaidByUnknown => self

@@ -237,6 +237,8 @@ fn assert_accounted(shop: &Shop) {
         let order = &db.orders[&reservation.order_id];
         let expected = match order.status {
             OrderStatus::Paid | OrderStatus::Undelivered => ReservationStatus::Committed,
+            // What was handed over before a reorg is on no shelf again.
+            _ if order.delivered_at.is_some() => ReservationStatus::Committed,
             status if status.is_open() => ReservationStatus::Held,
             _ => ReservationStatus::Released,
         };

@@ -464,9 +464,7 @@ fn money_for_a_reopened_order_takes_its_released_stock_again_or_is_owed_back() {
 
 #[test]
 fn a_reorg_puts_everything_back() {
-    let mut delivered = order("o", O::Paying, None);
-    delivered.delivered_at = Some(secs(20));
-    let mut ledger = Ledger::of(&[p1()], &[delivered])
+    let mut ledger = Ledger::of(&[p1()], &[order("o", O::Paying, None)])
         .with_stock("mug", Some(0))
         .with_reservation("o", "mug", 1, Held)
         .with_identifier("p1", IdentifierStatus::InFlight);
@@ -479,7 +477,7 @@ fn a_reorg_puts_everything_back() {
     );
     let resolution = ledger.apply("p1", pending(9), &default());
     assert_eq!(ledger.told(), "p1=unknown, o=paying, r0=held, mug=0, i0=in_flight");
-    assert_eq!(flags(&resolution), ["reorged_after_delivery"]);
+    assert!(flags(&resolution).is_empty());
     assert_eq!(events(&resolution), ["order.reopened"]);
     assert!(resolution.watch.restart);
 
@@ -487,6 +485,60 @@ fn a_reorg_puts_everything_back() {
     let resolution = ledger.apply("p1", landed_again, &default());
     assert_eq!(ledger.told(), "p1=settled, o=paid by p1, r0=committed, mug=0, i0=settled");
     assert_eq!(events(&resolution), ["order.paid"]);
+}
+
+#[test]
+fn what_was_delivered_is_on_no_shelf_again_whatever_a_reorg_does() {
+    let mut delivered = order("o", O::Paying, None);
+    delivered.delivered_at = Some(secs(20));
+    let mut ledger = Ledger::of(&[p1()], &[delivered])
+        .with_stock("mug", Some(0))
+        .with_reservation("o", "mug", 1, Held);
+    ledger.apply("p1", settled(&p1(), 9, Tentative), &default());
+    let resolution = ledger.apply("p1", pending(9), &default());
+    assert_eq!(ledger.told(), "p1=unknown, o=paying, r0=committed, mug=0");
+    assert_eq!(flags(&resolution), ["reorged_after_delivery"]);
+
+    let mut lands_again = ledger.clone();
+    lands_again.apply("p1", settled(&p1(), 11, Final), &default());
+    assert_eq!(lands_again.told(), "p1=settled, o=paid by p1, r0=committed, mug=0");
+    ledger.apply("p1", pending(DEADLINE_BLOCK), &default());
+    assert_eq!(ledger.told(), "p1=failed, o=failed, r0=committed, mug=0");
+}
+
+#[test]
+fn that_the_chain_has_no_such_transfer_is_said_only_on_the_word_of_the_quorum() {
+    let quorum = Policy { quorum: 2, ..default() };
+    for (row, order_row) in [
+        (with_status(p1(), PaymentStatus::Settled), order("o", O::Paying, None)),
+        (p1(), order("o", O::Paid, Some("p1"))),
+    ] {
+        let mut ledger = Ledger::of(&[row], &[order_row]);
+        let resolution = ledger.apply("p1", pending(DEADLINE_BLOCK), &quorum);
+        assert!(flags(&resolution).is_empty());
+        assert_ne!(resolution.watch.next.phase, Phase::Closed);
+        let agreed = Verdict::Pending { as_of: block(DEADLINE_BLOCK), agreeing: 2 };
+        let resolution = ledger.apply("p1", agreed, &quorum);
+        assert_eq!(flags(&resolution), ["settled_without_transfer"]);
+        // Silence afterwards does not take it back.
+        let silence = Verdict::Inconclusive(Inconclusive::NotAsked);
+        let resolution = ledger.apply("p1", silence, &quorum);
+        assert!(!resolution.close_flags.contains(&FlagKind::SettledWithoutTransfer));
+    }
+}
+
+#[test]
+fn a_payment_settled_again_from_its_record_keeps_the_transfer_s_data() {
+    let mut ledger = Ledger::of(&[p1()], &[order("o", O::Paying, None)]);
+    let ending = settled(&p1(), 9, Final);
+    ledger.apply("p1", ending.clone(), &default());
+    ledger.payments.get_mut(&p1().id).unwrap().status = PaymentStatus::Unknown;
+    let judged = judged_as("p1", pending(DEADLINE_BLOCK));
+    let decided = ledger.resolve_all(vec![judged], &default(), secs(90)).remove(0);
+    assert_eq!(decided.resolution.payment, Some(PaymentStatus::Settled));
+    let Verdict::Settled(settlement) = ending else { unreachable!() };
+    assert_eq!(decided.settlement, Some(settlement));
+    assert_eq!(decided.block(), Some(settlement.transfer.block));
 }
 
 #[test]
