@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::decision::unreadable;
 use super::{
-    Claim, IdentifierStatus, Judged, Order, OrderId, OrderStatus, Payment, PaymentId,
+    BlockRef, Claim, IdentifierStatus, Judged, Order, OrderId, OrderStatus, Payment, PaymentId,
     PaymentStatus, Policy, RawPayment, RefundChange, RefundStatus, Reservation, ReservationStatus,
     Resolution, Settlement, Sibling, Situation, Sku, StockChange, Timestamp, Transfer,
     TransferChange, Verdict, resolve,
@@ -104,6 +104,11 @@ impl Ledger {
                 .map(|id| self.reservation_changes(id, resolution.stock))
                 .unwrap_or_default(),
             identifiers: self.identifier_changes(&judged.payment_id, &resolution),
+            settlement: match resolution.transfer {
+                TransferChange::Record(settlement) => Some(settlement),
+                TransferChange::Keep => self.recorded(&judged.payment_id).map(|r| r.settlement),
+                TransferChange::Orphan => None,
+            },
             order_id,
             judged,
             resolution,
@@ -315,6 +320,8 @@ pub struct Decided {
     pub judged: Judged,
     /// What changes.
     pub resolution: Resolution,
+    /// The transfer that is the payment's once this is written.
+    pub settlement: Option<Settlement>,
     /// The payment's order; `None` when the payment's row makes no sense.
     pub order_id: Option<OrderId>,
     /// The payment's status before.
@@ -325,6 +332,13 @@ pub struct Decided {
     pub reservations: Vec<ReservationChange>,
     /// The payment's identifiers that change.
     pub identifiers: Vec<IdentifierChange>,
+}
+
+impl Decided {
+    /// The block that the resolution speaks of: the transfer's, else the one that the verdict was read at.
+    pub fn block(&self) -> Option<BlockRef> {
+        self.settlement.map(|s| s.transfer.block).or_else(|| self.judged.verdict.block())
+    }
 }
 
 /// What becomes of one identifier.

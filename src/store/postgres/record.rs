@@ -6,7 +6,7 @@ use sqlx::types::time::OffsetDateTime;
 
 use super::apply::ApplyError;
 use super::rows::{block_datetime, datetime, hex, texts};
-use super::write::{all_written, settlement};
+use super::write::all_written;
 use crate::domain::{
     Decided, EventKind, Judged, PaymentStatus, Phase, RefundChange, RefundOwed, Settlement,
     TransferChange, Verdict,
@@ -259,12 +259,12 @@ pub(super) async fn write_resolutions(
     let evidence: Vec<String> =
         recorded.iter().map(|d| json_text(&evidence_json(&d.judged))).collect();
     let transactions: Vec<Option<String>> =
-        recorded.iter().map(|d| settlement(d).map(|s| hex(&s.transfer.tx_hash))).collect();
+        recorded.iter().map(|d| d.settlement.map(|s| hex(&s.transfer.tx_hash))).collect();
     let indexes: Vec<Option<i64>> = recorded
         .iter()
-        .map(|d| settlement(d).map(|s| column_number(s.transfer.log_index)))
+        .map(|d| d.settlement.map(|s| column_number(s.transfer.log_index)))
         .collect();
-    let blocks: Vec<_> = recorded.iter().map(|d| d.judged.verdict.block()).collect();
+    let blocks: Vec<_> = recorded.iter().map(|d| d.block()).collect();
     let numbers: Vec<Option<i64>> =
         blocks.iter().map(|b| b.map(|b| column_number(b.number))).collect();
     let hashes: Vec<Option<String>> = blocks.iter().map(|b| b.map(|b| hex(&b.hash))).collect();

@@ -17,8 +17,8 @@ use super::record::{
 };
 use super::rows::{block_datetime, datetime, hex, texts};
 use crate::domain::{
-    Decided, IdentifierStatus, Judged, OrderChange, OrderId, PaymentStatus, ReservationStatus,
-    Settlement, Sku, Timestamp, Verdict,
+    Decided, IdentifierStatus, OrderChange, OrderId, PaymentStatus, ReservationStatus, Sku,
+    Timestamp,
 };
 use crate::store::flags::of_resolutions;
 
@@ -91,20 +91,18 @@ async fn write_payments(
     decided: &[Decided],
     now: OffsetDateTime,
 ) -> Result<(), ApplyError> {
-    let changes: Vec<(&Judged, PaymentStatus)> =
-        decided.iter().filter_map(|d| Some((&d.judged, d.resolution.payment?))).collect();
+    let changes: Vec<(&Decided, PaymentStatus)> =
+        decided.iter().filter_map(|d| Some((d, d.resolution.payment?))).collect();
     if changes.is_empty() {
         return Ok(());
     }
-    let ids = texts(changes.iter().map(|(judged, _)| &judged.payment_id));
+    let ids = texts(changes.iter().map(|(d, _)| &d.judged.payment_id));
     let statuses: Vec<String> =
         changes.iter().map(|(_, status)| status.code().to_owned()).collect();
     let settled: Vec<Option<OffsetDateTime>> = changes
         .iter()
-        .map(|(judged, status)| match (&judged.verdict, status) {
-            (Verdict::Settled(s), PaymentStatus::Settled) => {
-                Some(block_datetime(s.transfer.block.time))
-            }
+        .map(|(d, status)| match status {
+            PaymentStatus::Settled => d.settlement.map(|s| block_datetime(s.transfer.block.time)),
             _ => None,
         })
         .collect();
@@ -198,7 +196,7 @@ async fn write_identifiers(
         .map(|(_, d)| d.order_id.as_ref().map_or_else(String::new, ToString::to_string))
         .collect();
     let transactions: Vec<Option<String>> =
-        changes.values().map(|(_, d)| settlement(d).map(|s| hex(&s.transfer.tx_hash))).collect();
+        changes.values().map(|(_, d)| d.settlement.map(|s| hex(&s.transfer.tx_hash))).collect();
     sqlx::query!(
         "INSERT INTO reconciled.retry_outcomes AS r
                 (identifier_sha256, payment_id, order_id, outcome, tx_hash, response_sha256,
@@ -221,11 +219,4 @@ async fn write_identifiers(
     .execute(connection)
     .await?;
     Ok(())
-}
-
-pub(super) fn settlement(decided: &Decided) -> Option<&Settlement> {
-    match &decided.judged.verdict {
-        Verdict::Settled(settlement) => Some(settlement),
-        _ => None,
-    }
 }

@@ -9,7 +9,7 @@ use super::watches::{WatchWrite, write_check, write_watch};
 use super::{exactly_one, failed, flags, load};
 use crate::domain::{
     Decided, Event, PaymentId, PaymentStatus, RefundChange, RefundOwed, RefundStatus, Settlement,
-    Timestamp, TransferChange, Verdict,
+    Timestamp, TransferChange,
 };
 use crate::store::flags::of_resolutions;
 use crate::store::row::{check_detail, column_number, evidence_json, sha256_hex};
@@ -81,9 +81,9 @@ async fn payment(
     const OPERATION: &str = "to update the payment";
     let Some(status) = decided.resolution.payment else { return Ok(()) };
     // A payment settles when its block does, whenever that is noticed.
-    let settled_at = match (&decided.judged.verdict, status) {
-        (Verdict::Settled(settlement), PaymentStatus::Settled) => {
-            Some(Timestamp::from(settlement.transfer.block.time))
+    let settled_at = match status {
+        PaymentStatus::Settled => {
+            decided.settlement.map(|s| Timestamp::from(s.transfer.block.time))
         }
         _ => None,
     };
@@ -173,7 +173,7 @@ async fn identifiers(
         .bind(decided.judged.payment_id.as_str())
         .bind(decided.order_id.as_ref().map(|id| id.as_str()))
         .bind(change.status.code())
-        .bind(settlement(decided).map(|s| s.transfer.tx_hash.to_string()))
+        .bind(decided.settlement.map(|s| s.transfer.tx_hash.to_string()))
         .bind(response.map(|text| sha256_hex(text.as_bytes())))
         .bind(now.as_millis())
         .execute(&mut *conn)
@@ -181,13 +181,6 @@ async fn identifiers(
         .map_err(failed(OUTCOME))?;
     }
     Ok(())
-}
-
-fn settlement(decided: &Decided) -> Option<&Settlement> {
-    match &decided.judged.verdict {
-        Verdict::Settled(settlement) => Some(settlement),
-        _ => None,
-    }
 }
 
 async fn transfer(
@@ -367,8 +360,8 @@ async fn record(
     now: Timestamp,
 ) -> Result<(), StoreError> {
     let judged = &decided.judged;
-    let transfer = settlement(decided).map(|settlement| settlement.transfer);
-    let block = judged.verdict.block();
+    let transfer = decided.settlement.map(|settlement| settlement.transfer);
+    let block = decided.block();
     let delay = transfer.map(|t| now.since(Timestamp::from(t.block.time)).as_millis());
     sqlx::query(
         "INSERT INTO reconciled_resolutions
