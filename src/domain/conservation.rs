@@ -360,11 +360,28 @@ impl LedgerPage {
     }
 
     fn account_one(&self, known: &KnownTransfer) -> OneAccount {
-        match (self.owner(known), &known.payment_id) {
+        let owner = self.owner(known);
+        let mut one = match (owner, &known.payment_id) {
             (Some(payment), _) => self.account_matched(known, payment),
             (None, Some(id)) => self.account_of_record(known, id, None),
             (None, None) => self.account_unmatched(known),
-        }
+        };
+        let owner = known.payment_id.as_ref().or(owner.map(|payment| &payment.id));
+        one.raise.extend(owner.iter().flat_map(|owner| self.without_their_own(known, owner)));
+        one
+    }
+
+    /// The others that claim the owner's transfer and were taken for settled by it: one transfer pays one
+    /// order (I3).
+    fn without_their_own(&self, known: &KnownTransfer, owner: &PaymentId) -> Vec<RaisedFlag> {
+        let kind = FlagKind::SettledWithoutTransfer;
+        self.claimants(known)
+            .into_iter()
+            .filter(|p| p.id != *owner)
+            .filter(|p| p.status == PaymentStatus::Settled || self.pays_its_order(p))
+            .filter(|p| self.flag(kind, p.id.as_str()).is_none())
+            .map(|p| pays_another(p, &known.transfer))
+            .collect()
     }
 
     /// Money that a payment claims.
@@ -512,6 +529,21 @@ fn settled_order_over(known: &KnownTransfer, payment: &Payment, order: &Order) -
             subject: String::new(),
             detail: json!({ "order_status": order.status, "transfer": known.transfer }),
         },
+    }
+}
+
+/// A payment was called settled, and the only transfer of its authorization is another payment's.
+pub fn pays_another(payment: &Payment, transfer: &Transfer) -> RaisedFlag {
+    settled_without_transfer(payment, json!({ "pays_another_payment": transfer }))
+}
+
+/// A payment was called settled, and its money did not move.
+pub fn settled_without_transfer(payment: &Payment, detail: Value) -> RaisedFlag {
+    let kind = FlagKind::SettledWithoutTransfer;
+    RaisedFlag {
+        payment_id: Some(payment.id.clone()),
+        order_id: Some(payment.order_id.clone()),
+        flag: Flag { kind, subject: String::new(), detail },
     }
 }
 

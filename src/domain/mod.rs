@@ -28,7 +28,8 @@ mod watch;
 pub use agreement::disagreements;
 pub use conservation::{
     Account, Drift, FlagState, KnownTransfer, LedgerKey, LedgerPage, PageAccount, Receiver,
-    RefundsAgain, Scanned, Totals, Unaccounted, Unbacked, log_subject,
+    RefundsAgain, Scanned, Totals, Unaccounted, Unbacked, log_subject, pays_another,
+    settled_without_transfer,
 };
 pub use decision::resolve;
 pub use evidence::{

@@ -318,6 +318,48 @@ fn of_two_payments_with_one_authorization_one_owns_the_transfer() {
     assert_eq!((held(&seen), seen.take_up.len()), (once(Account::Paid), 0));
 }
 
+/// I3: one transfer was taken for the settlement of two orders, by the gateway alone or after our own check.
+#[test]
+fn who_was_called_settled_by_another_payment_s_transfer_is_flagged() {
+    let other = |status| Payment {
+        id: PaymentId::from("q"),
+        order_id: OrderId::from("other"),
+        status,
+        ..payment("p", "o")
+    };
+    let (settled, failed) = (PaymentStatus::Settled, PaymentStatus::Failed);
+    for recorded in [None, Some(PaymentId::from("p"))] {
+        for (status, pays, is_flagged) in [
+            (settled, true, true),
+            (settled, false, true),
+            (failed, true, true),
+            (failed, false, false),
+        ] {
+            let mut page = page(OrderStatus::Paid, Some("p"));
+            page.transfers[0].payment_id = recorded.clone();
+            page.payments.insert(PaymentId::from("q"), other(status));
+            let order = order("other", OrderStatus::Paid, pays.then_some("q"));
+            page.orders.insert(order.id.clone(), order);
+            let seen = account(&page);
+            let why = format!("{recorded:?} {status:?} {pays}");
+            assert_eq!(held(&seen), once(Account::Paid), "{why}: it moved once");
+            let flagged: Vec<_> =
+                seen.raise.iter().map(|r| (r.flag.kind, r.payment_id.clone())).collect();
+            let expected = (FlagKind::SettledWithoutTransfer, Some(PaymentId::from("q")));
+            assert_eq!(flagged, Vec::from_iter(is_flagged.then_some(expected)), "{why}");
+            for state in [FlagState::Open, FlagState::Decided] {
+                page.flags.insert((FlagKind::SettledWithoutTransfer, "q".to_owned()), state);
+                let again = account(&page);
+                assert!(again.raise.is_empty() && again.close.is_empty(), "{why}: once");
+            }
+        }
+    }
+    // The row it was found to be is gone.
+    let mut gone = page(OrderStatus::Paid, Some("p"));
+    gone.transfers[0].payment_id = Some(PaymentId::from("lost"));
+    assert_eq!(account(&gone).raise[0].payment_id, Some(PaymentId::from("p")));
+}
+
 #[test]
 fn only_blocks_that_were_scanned_are_accounted_for() {
     let page = page(OrderStatus::Paid, Some("p"));

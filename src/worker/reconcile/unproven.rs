@@ -12,9 +12,9 @@ use super::progress::{AccountsPlace, Progress, Stage};
 use super::{Reconciler, Step, unless_stopped};
 use crate::chain::Breadth;
 use crate::domain::{
-    BlockTime, CLOSED_BY_ITSELF, ChainId, Evidence, Finality, Flag, FlagKind, GoneFlag, LedgerKey,
+    BlockTime, CLOSED_BY_ITSELF, ChainId, Evidence, Finality, FlagKind, GoneFlag, LedgerKey,
     Method, Payment, PaymentId, Policy, RaisedFlag, Receiver, Settlement, Timestamp, Transfer,
-    Verdict, judge,
+    Verdict, judge, pays_another, settled_without_transfer,
 };
 use crate::store::{FlagFilter, SettledKey, StoreError};
 use crate::worker::WatchedChain;
@@ -147,7 +147,7 @@ impl Reconciler {
                 }
                 verdict if proves_nothing_moved(verdict, &payment, &watched.policy) => {
                     let detail = json!({ "verdict": verdict, "evidence": evidence });
-                    raise.push(without_transfer(&payment, detail));
+                    raise.push(settled_without_transfer(&payment, detail));
                 }
                 _ => {}
             }
@@ -159,8 +159,7 @@ impl Reconciler {
         };
         for (id, transfer) in found.iter().filter(|(id, _)| !recorded.contains(id)) {
             if let Some(payment) = orders.get(id) {
-                let detail = json!({ "pays_another_payment": transfer });
-                raise.push(without_transfer(payment, detail));
+                raise.push(pays_another(payment, transfer));
             }
         }
         let gone: Vec<GoneFlag> = recorded
@@ -205,14 +204,5 @@ fn proves_nothing_moved(verdict: &Verdict, payment: &Payment, policy: &Policy) -
             *agreeing >= policy.quorum && as_of.time.reached(policy.deadline(payment))
         }
         Verdict::Settled(_) | Verdict::Inconclusive(_) => false,
-    }
-}
-
-fn without_transfer(payment: &Payment, detail: serde_json::Value) -> RaisedFlag {
-    let kind = FlagKind::SettledWithoutTransfer;
-    RaisedFlag {
-        payment_id: Some(payment.id.clone()),
-        order_id: Some(payment.order_id.clone()),
-        flag: Flag { kind, subject: String::new(), detail },
     }
 }

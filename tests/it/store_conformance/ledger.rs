@@ -26,6 +26,7 @@ for_each_backend!(
     pages_walk_through_every_transfer_once,
     marks_of_unaccounted_transfers_are_kept,
     settled_payments_come_by_once_and_only_without_a_transfer,
+    a_transfer_that_is_another_payment_s_proves_nothing,
     a_transfer_that_was_found_is_one_payment_s,
     records_whose_transfer_is_gone_are_found,
     open_payments_of_a_payer_are_found,
@@ -381,6 +382,29 @@ async fn settled_payments_come_by_once_and_only_without_a_transfer(db: &TestDb) 
         met.sort();
         assert_eq!(met, ["p0", "p1", "p2", "p3", "p4", "p5", "p6"], "in pages of {limit}");
     }
+}
+
+/// I3: a payment with the authorization of one whose transfer was found has none of its own.
+async fn a_transfer_that_is_another_payment_s_proves_nothing(db: &TestDb) {
+    db.order("o").await;
+    settled_at(db, "p", "o", at(1)).await;
+    let row = RawPayment {
+        status: Some("settled".to_owned()),
+        created_at: Some(at(2).as_millis().to_string()),
+        id: "q".to_owned(),
+        ..payment("p", "o2")
+    };
+    db.order("o2").await;
+    db.gateway.insert_payment(&row).await.unwrap();
+    let unproven = async || -> Vec<String> {
+        let page = db.store.unproven_page(T0, at(100), None, 10).await.unwrap();
+        page.payments.into_iter().map(|p| p.unwrap().id.to_string()).collect()
+    };
+    scanned(db, &[seen("p", 96, 1)]).await;
+    assert!(unproven().await.is_empty(), "the accounting says whose it is");
+    let found = (PaymentId::from("p"), transfer("p", 96, 1));
+    db.store.record_found(&[found], at(3)).await.unwrap();
+    assert_eq!(unproven().await, ["q"]);
 }
 
 async fn a_transfer_that_was_found_is_one_payment_s(db: &TestDb) {

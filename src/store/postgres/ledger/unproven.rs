@@ -43,6 +43,7 @@ pub(super) async fn page(
                   AND NOT EXISTS (
                       SELECT FROM reconciled.transfers t
                        WHERE t.nonce = p.nonce AND t.orphaned_at IS NULL
+                         AND t.payment_id IS NULL
                          AND t.chain_id::text = p.chain_id AND t.token = p.token
                          AND t.payer = p.payer AND t.pay_to = p.pay_to
                          AND t.amount::text = p.amount) AS "is_unproven!"

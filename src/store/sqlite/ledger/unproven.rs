@@ -26,7 +26,8 @@ pub(super) async fn page(
                         WHERE t.payment_id = p.id AND t.orphaned_at IS NULL)
             AND NOT EXISTS (SELECT 1 FROM reconciled_transfers t
                         WHERE t.nonce = lower(p.nonce) AND t.orphaned_at IS NULL
-                          AND t.nonce IS NOT NULL AND t.chain_id = p.chain_id
+                          AND t.nonce IS NOT NULL AND t.payment_id IS NULL
+                          AND t.chain_id = p.chain_id
                           AND t.token = lower(p.token) AND t.payer = lower(p.payer)
                           AND t.pay_to = lower(p.pay_to)
                           AND t.amount = CAST(p.amount AS TEXT))
