@@ -98,6 +98,7 @@ pub struct Metrics {
     ledger_scanned: GaugeVec,
     reconcile_finished: Gauge,
     reconcile_unfinished: Gauge,
+    reconcile_problems: IntGauge,
     scan_problems: IntCounterVec,
     /// When a task last succeeded.
     pub task_last_success: GaugeVec,
@@ -229,6 +230,13 @@ impl Metrics {
                 Gauge::with_opts(opts(
                     "reconcile_unfinished_timestamp_seconds",
                     "When the full reconcile that is not finished was asked for; 0 when there is none.",
+                ))?,
+            )?,
+            reconcile_problems: register(
+                &registry,
+                IntGauge::with_opts(opts(
+                    "reconcile_problems",
+                    "What the last full reconcile could not do; a receiver that it could not account for keeps its last figures.",
                 ))?,
             )?,
             scan_problems: counters(
@@ -382,6 +390,8 @@ impl Metrics {
         self.reconcile_finished.set(seconds(finished.finished_at));
         // One that another version wrote may say nothing to this one: the last figures stay.
         let Ok(report) = Report::deserialize(&finished.report) else { return };
+        self.reconcile_problems.set(as_i64(report.problems.len() as u64));
+        // One that could not be accounted for is not among them: its last figures stay.
         for one in report.receivers {
             let receiver = Receiver { token: one.token, pay_to: one.pay_to };
             let labels = receiver_labels(one.chain_id, &receiver);

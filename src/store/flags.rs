@@ -92,6 +92,11 @@ impl RawFlag {
     }
 }
 
+/// The kinds of flags there are: what somebody wrote by hand may be of another, and is left alone.
+pub(super) fn known_kinds() -> Vec<String> {
+    FlagKind::ALL.iter().map(|kind| kind.code().to_owned()).collect()
+}
+
 /// A flag closed by hand, by SQL, may lack a name or a note.
 pub(super) fn closing(
     at: Option<i64>,

@@ -202,6 +202,19 @@ pub(super) fn parsed<T: FromStr>(
     coded(table, column, text, |text| text.parse().ok())
 }
 
+/// The amount of a refund record, which people edit: one that makes no sense accounts for nothing, so that
+/// its money shows as missing and holds up nobody else's.
+pub(super) fn refund_amount(payment_id: &str, text: &str) -> Amount {
+    text.parse().unwrap_or_else(|_| {
+        tracing::error!(
+            payment_id,
+            amount = text,
+            "the amount of this refund record makes no sense"
+        );
+        Amount::ZERO
+    })
+}
+
 /// A leased watch, unless its row makes no sense: that one is left out, so that it holds up no other. It
 /// stays leased until the lease runs out, and is told of whenever it is leased again.
 pub(super) fn sound_watch(payment_id: &str, watch: Result<Watch, StoreError>) -> Option<Watch> {

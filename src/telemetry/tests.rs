@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use alloy_primitives::{Address, B256};
+
 use super::*;
 
 /// Every series the daemon has, with one endpoint and one task.
@@ -57,4 +59,43 @@ fn every_series_is_on_the_dashboard_or_in_an_alert() {
     let unseen: BTreeSet<String> =
         series().iter().map(|name| base(name)).filter(|name| !shown.contains(name)).collect();
     assert!(unseen.is_empty(), "nobody would see {unseen:?}");
+}
+
+/// I4: drift 0 is said of what was accounted for, and of nothing else.
+#[test]
+fn a_receiver_that_was_not_accounted_for_keeps_its_figures_and_the_problem_shows() {
+    use crate::store::FinishedRun;
+    let metrics = Metrics::new().expect("metrics");
+    let run = |report: serde_json::Value| Runs {
+        unfinished: None,
+        finished: Some(FinishedRun {
+            id: 1,
+            started_at: Timestamp::from_millis(0),
+            finished_at: Timestamp::from_millis(1_000),
+            report,
+        }),
+    };
+    let shown = |name: &str| {
+        let text = String::from_utf8(metrics.render().expect("renders")).expect("is text");
+        let line = text.lines().find(|line| line.starts_with(name)).map(str::to_owned);
+        line.and_then(|line| line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()))
+    };
+    let mut report = serde_json::to_value(Report::default()).expect("is JSON");
+    report["receivers"] = serde_json::json!([{
+        "chain_id": 1, "token": Address::ZERO, "pay_to": Address::ZERO, "since": 1,
+        "up_to": { "number": 7, "hash": B256::ZERO, "time": 70 }, "drift": "-5",
+        "chain": "0", "paid": "5", "owed": "0", "refunded": "0", "called_off": "0",
+        "flagged": "0", "open": "0",
+    }]);
+    let Ok(read) = Report::deserialize(&report) else { panic!("no report: {report}") };
+    assert_eq!(read.receivers.len(), 1);
+    metrics.set_runs(&run(report.clone()));
+    assert_eq!(shown("reconciled_ledger_drift_base_units"), Some(-5.0));
+    assert_eq!(shown("reconciled_reconcile_problems"), Some(0.0));
+    report["receivers"] = serde_json::json!([]);
+    report["problems"] = serde_json::json!(["accounts, chain 1: the database refused"]);
+    metrics.set_runs(&run(report));
+    assert_eq!(shown("reconciled_ledger_drift_base_units"), Some(-5.0));
+    assert_eq!(shown("reconciled_ledger_scanned_timestamp_seconds"), Some(70.0));
+    assert_eq!(shown("reconciled_reconcile_problems"), Some(1.0));
 }

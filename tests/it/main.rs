@@ -12,6 +12,7 @@ mod faulty_endpoints;
 mod ledger_cost;
 mod ledger_permits;
 mod process;
+mod reconciling;
 mod sampling;
 mod sim_node;
 mod store_conformance;

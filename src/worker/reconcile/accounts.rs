@@ -10,7 +10,7 @@ use alloy_primitives::Address;
 use serde_json::json;
 
 use super::progress::{AccountsPlace, Progress, ReceiverTotals, Stage};
-use super::{Reconciler, Step};
+use super::{Reconciler, Step, WatchedReceiver};
 use crate::domain::{
     BlockTime, ChainId, Cursor, FlagKind, KnownTransfer, LedgerKey, LedgerPage, PaymentId,
     RaisedFlag, Receiver, Scanned, Timestamp, Totals,
@@ -22,6 +22,9 @@ const UNBACKED_MAX: u32 = 1_000;
 
 /// Payments named in a flag as those its money may have been meant by.
 const CANDIDATES_MAX: u32 = 100;
+
+/// Since when, of a chain whose accounting has not started.
+const NOT_STARTED: BlockTime = BlockTime::from_secs(0);
 
 impl Reconciler {
     pub(super) async fn accounts_step(
@@ -39,7 +42,30 @@ impl Reconciler {
             };
             return Ok(Step::More);
         };
-        let chain_id = *chain_id;
+        let (chain_id, round) = (*chain_id, place.round);
+        let page = self.account_next(progress, chain_id, receivers, place).await;
+        let part = format!("{}, chain {chain_id}", progress.stage.name());
+        let next = progress.or_told(&part, page)?.unwrap_or_else(|| {
+            progress.leave_out(chain_id);
+            None
+        });
+        // One chain's rows keep no other chain's from being accounted for (I11).
+        progress.stage = Stage::Accounts(next.unwrap_or_else(|| {
+            let chain = Some(ChainId::new(chain_id.get().saturating_add(1)));
+            let nowhere = LedgerKey { time: NOT_STARTED, id: i64::MIN };
+            AccountsPlace { round, chain, since: NOT_STARTED, after: nowhere }
+        }));
+        Ok(Step::More)
+    }
+
+    /// The next page of a chain; returns where the one after it starts, and `None` after the last.
+    async fn account_next(
+        &self,
+        progress: &mut Progress,
+        chain_id: ChainId,
+        receivers: &[WatchedReceiver],
+        place: AccountsPlace,
+    ) -> Result<Option<AccountsPlace>, StoreError> {
         let configured: BTreeSet<Receiver> = receivers.iter().map(|w| w.receiver).collect();
         let cursors: Vec<Cursor> = self
             .store()
@@ -49,7 +75,7 @@ impl Reconciler {
             .filter(|cursor| configured.contains(&cursor.receiver))
             .collect();
         let place = match place.chain {
-            Some(chain) if chain == chain_id && place.since != BlockTime::from_secs(0) => place,
+            Some(chain) if chain == chain_id && place.since != NOT_STARTED => place,
             _ => self.start_chain(progress, chain_id, &cursors, place.round).await?,
         };
         let last_block = cursors.iter().map(|cursor| cursor.block.number).max().unwrap_or(0);
@@ -57,16 +83,15 @@ impl Reconciler {
         let page = self.store().ledger_page(chain_id, &place.after, last_block, size).await?;
         let is_last = page.transfers.len() < usize::try_from(size).unwrap_or(usize::MAX);
         let after = page.transfers.last().map_or(place.after, KnownTransfer::key);
-        self.account_page(progress, chain_id, &page, &cursors).await?;
+        let accounted = self.account_page(progress, chain_id, &page, &cursors).await;
+        let part = format!("{}, a page of chain {chain_id}", progress.stage.name());
+        if progress.or_told(&part, accounted)?.is_none() {
+            progress.leave_out(chain_id);
+        }
         if is_last {
             self.account_unbacked(progress, chain_id, place.since).await?;
         }
-        let next = ChainId::new(chain_id.get().saturating_add(1));
-        progress.stage = Stage::Accounts(match is_last {
-            true => AccountsPlace { chain: Some(next), since: BlockTime::from_secs(0), ..place },
-            false => AccountsPlace { after, ..place },
-        });
-        Ok(Step::More)
+        Ok((!is_last).then_some(AccountsPlace { after, ..place }))
     }
 
     /// Since when this chain's transfers are accounted for.
@@ -78,7 +103,7 @@ impl Reconciler {
         round: u8,
     ) -> Result<AccountsPlace, StoreError> {
         let window = self.now().saturating_sub(self.settings.window).as_millis() / 1_000;
-        // Never 0, which stands for "not started".
+        // Never [`NOT_STARTED`].
         let window = BlockTime::from_secs(u64::try_from(window).unwrap_or(0).max(1));
         let marked = self.store().unaccounted_since(chain_id).await?;
         let since = marked.map_or(window, |marked| marked.min(window));
@@ -175,7 +200,7 @@ impl Reconciler {
         let mut totals = BTreeMap::new();
         let mut unaccounted = Vec::new();
         for record in unbacked {
-            let is_ours = |w: &super::WatchedReceiver| w.receiver == record.receiver;
+            let is_ours = |w: &WatchedReceiver| w.receiver == record.receiver;
             if configured.is_some_and(|receivers| receivers.iter().any(is_ours)) {
                 unaccounted.push(record.add_to(&mut totals));
             }

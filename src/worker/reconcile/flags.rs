@@ -22,13 +22,16 @@ impl Reconciler {
         let configured: BTreeSet<ChainId> = self.checker.chains().keys().copied().collect();
         let gone = page.gone(&configured);
         if !gone.is_empty() {
-            self.store().account_flags(&[], &gone, now).await?;
-            tracing::info!(flags = gone.len(), "the cause of flags is gone: they are closed");
-            progress.counts.flags_closed += gone.len() as u64;
+            let closed = self.store().account_flags(&[], &gone, now).await;
+            if progress.or_told(progress.stage.name(), closed)?.is_some() {
+                tracing::info!(flags = gone.len(), "the cause of flags is gone: they are closed");
+                progress.counts.flags_closed += gone.len() as u64;
+            }
         }
         let unmatched = page.unmatched();
         if !unmatched.is_empty() {
-            self.store().mark_claimed(&unmatched, now).await?;
+            let marked = self.store().mark_claimed(&unmatched, now).await;
+            progress.or_told(progress.stage.name(), marked)?;
         }
         let is_last = page.flags.len() < usize::try_from(size).unwrap_or(usize::MAX);
         progress.stage = match page.flags.last().filter(|_| !is_last) {

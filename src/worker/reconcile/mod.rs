@@ -18,7 +18,7 @@ use async_trait::async_trait;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use super::check::{Checker, WatchedChain};
+use super::check::{Checker, Leased, WatchedChain};
 use super::driver::{Activation, Stop, Task};
 use crate::clock::Clock;
 use crate::domain::{ChainId, Receiver, Timestamp};
@@ -200,12 +200,10 @@ impl Reconciler {
                 Ok(Step::More) => {}
                 Ok(Step::Over) => break,
                 Ok(Step::Stopped) => return Ok(RunEnd::Stopped),
-                Err(error @ StoreError::Unreachable(_)) => return Err(error),
                 // A row that makes no sense must not keep the other stages from being done (I11).
                 Err(error) => {
-                    let stage = progress.stage.name();
-                    progress.problem(format!("{stage}: {}", error_chain(&error)));
-                    progress.stage = self.stage_after(&progress.stage);
+                    progress.or_told::<()>(progress.stage.name(), Err(error))?;
+                    self.next_stage(&mut progress);
                 }
             }
             let stands = serde_json::to_value(&progress).unwrap_or_default();
@@ -224,14 +222,19 @@ impl Reconciler {
         Ok(RunEnd::Finished(Box::new(report)))
     }
 
-    fn stage_after(&self, stage: &Stage) -> Stage {
-        match stage {
+    /// Goes on with what follows the whole of this stage.
+    fn next_stage(&self, progress: &mut Progress) {
+        progress.stage = match progress.stage {
             Stage::Watches { .. } => Stage::Scan { chain: None, pages: 0 },
             Stage::Scan { .. } => Stage::Unproven { after: None },
             Stage::Unproven { .. } => Stage::Flags { after: 0 },
             Stage::Flags { .. } => self.first_account(0),
-            Stage::Accounts(_) | Stage::Settle { .. } | Stage::Over => Stage::Over,
-        }
+            Stage::Settle { .. } => {
+                progress.forget_accounts();
+                self.first_account(1)
+            }
+            Stage::Accounts(_) | Stage::Over => Stage::Over,
+        };
     }
 
     async fn step(
@@ -250,12 +253,7 @@ impl Reconciler {
                 };
                 progress.stage = Stage::Watches { after: Some(last.watch.payment_id.clone()) };
                 progress.counts.payments_read += leased.followed().len() as u64;
-                // A page that cannot be written does not keep the others from being read (I11).
-                match self.checker.finish(leased, stop).await {
-                    Ok(applied) => audience.resolved(&applied),
-                    Err(error @ StoreError::Unreachable(_)) => return Err(error),
-                    Err(error) => progress.problem(error_chain(&error)),
-                }
+                self.finish(progress, leased, audience, stop).await?;
                 Ok(Step::More)
             }
             Stage::Scan { chain, pages } => self.scan_step(progress, chain, pages, stop).await,
@@ -265,18 +263,30 @@ impl Reconciler {
             Stage::Settle { batches } => {
                 let leased = self.checker.lease_due(self.settings.page_size).await?;
                 if leased.followed().is_empty() || batches >= SETTLE_BATCHES_MAX {
-                    progress.stage = self.first_account(1);
-                    progress.totals.clear();
-                    progress.unaccounted.clear();
+                    self.next_stage(progress);
                     return Ok(Step::More);
                 }
-                let applied = self.checker.finish(leased, stop).await?;
-                audience.resolved(&applied);
                 progress.stage = Stage::Settle { batches: batches + 1 };
+                self.finish(progress, leased, audience, stop).await?;
                 Ok(Step::More)
             }
             Stage::Over => Ok(Step::Over),
         }
+    }
+
+    /// Checks what was leased. A page that cannot be written does not keep the others from being read (I11).
+    async fn finish(
+        &self,
+        progress: &mut Progress,
+        leased: Leased,
+        audience: &dyn RunAudience,
+        stop: &Stop,
+    ) -> Result<(), StoreError> {
+        let applied = self.checker.finish(leased, stop).await;
+        if let Some(applied) = progress.or_told(progress.stage.name(), applied)? {
+            audience.resolved(&applied);
+        }
+        Ok(())
     }
 }
 

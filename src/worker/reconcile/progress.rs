@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::domain::{
     BlockRef, BlockTime, ChainId, Drift, LedgerKey, PaymentId, Receiver, Totals, Unaccounted,
 };
-use crate::store::{Run, SettledKey};
+use crate::errors::error_chain;
+use crate::store::{Run, SettledKey, StoreError};
 
 /// The most problems and unaccounted transfers a report tells of.
 const TOLD_MAX: usize = 20;
@@ -169,6 +170,35 @@ impl Progress {
         }
     }
 
+    /// What came of a part of a step. What the database refuses is told of and costs that part alone (I11);
+    /// one that cannot be reached costs the attempt at the run.
+    pub(super) fn or_told<T>(
+        &mut self,
+        part: &str,
+        result: Result<T, StoreError>,
+    ) -> Result<Option<T>, StoreError> {
+        match result {
+            Ok(value) => Ok(Some(value)),
+            Err(error @ StoreError::Unreachable(_)) => Err(error),
+            Err(error) => {
+                self.problem(format!("{part}: {}", error_chain(&error)));
+                Ok(None)
+            }
+        }
+    }
+
+    /// A chain whose accounting is not complete has no totals: what was added up so far would look as if
+    /// nothing were missing.
+    pub(super) fn leave_out(&mut self, chain_id: ChainId) {
+        self.totals.retain(|kept| kept.chain_id != chain_id);
+    }
+
+    /// Forgets what was accounted for: all of it is accounted for anew.
+    pub(super) fn forget_accounts(&mut self) {
+        self.totals.clear();
+        self.unaccounted.clear();
+    }
+
     pub(super) fn unaccounted(&mut self, found: Vec<Unaccounted>) {
         let room = TOLD_MAX.saturating_sub(self.unaccounted.len());
         self.unaccounted.extend(found.into_iter().take(room));
@@ -227,7 +257,7 @@ pub struct Report {
     /// How much was done.
     #[serde(flatten)]
     pub counts: Counts,
-    /// Receiver by receiver.
+    /// Receiver by receiver; one whose accounting did not come to its end is not among them.
     pub receivers: Vec<ReceiverReport>,
     /// Some of what is not accounted for exactly once.
     pub unaccounted: Vec<Unaccounted>,

@@ -83,7 +83,14 @@ impl Reconciler {
         };
         let next = ChainId::new(id.get().saturating_add(1));
         let next = Stage::Scan { chain: Some(next), pages: 0 };
-        match self.scan_page(watched, receivers, pages == 0, stop).await? {
+        let page = self.scan_page(watched, receivers, pages == 0, stop).await;
+        let part = format!("{}, chain {id}", progress.stage.name());
+        // What the database refuses of one chain keeps no other from being scanned (I11).
+        let Some(page) = progress.or_told(&part, page)? else {
+            progress.stage = next;
+            return Ok(Step::More);
+        };
+        match page {
             None => return Ok(Step::Stopped),
             Some(Scanned::Done) => progress.stage = next,
             Some(Scanned::Stuck(problem)) => {

@@ -52,7 +52,9 @@ impl Reconciler {
             let Some(judged) = unless_stopped(stop, reading).await else {
                 return Ok(Step::Stopped);
             };
-            progress.counts.flags_raised += self.settle_books(watched, judged).await?;
+            let settled = self.settle_books(watched, judged).await;
+            let part = format!("{}, chain {chain_id}", progress.stage.name());
+            progress.counts.flags_raised += progress.or_told(&part, settled)?.unwrap_or(0);
         }
         progress.stage = match page.next {
             Some(next) => Stage::Unproven { after: Some(next) },

@@ -30,6 +30,7 @@ for_each_backend!(
     a_transfer_that_was_found_is_one_payment_s,
     records_whose_transfer_is_gone_are_found,
     open_payments_of_a_payer_are_found,
+    what_people_spoil_holds_up_nothing_else,
     old_runs_are_pruned,
     open_flags_come_in_pages_with_the_rows_they_are_about,
     money_that_was_nobody_s_and_is_claimed_by_now_is_in_view_again,
@@ -299,6 +300,42 @@ async fn a_page_tells_what_became_of_every_transfer(db: &TestDb) {
         .await
         .unwrap();
     assert_eq!(up_to.transfers.len(), 2, "only from blocks that were scanned");
+}
+
+/// I11: rows that people edit. What makes no sense accounts for nothing, and the rest is read.
+async fn what_people_spoil_holds_up_nothing_else(db: &TestDb) {
+    db.paid_order("o").await;
+    db.payment("dup", "o").await;
+    db.apply("dup", settled("dup")).await;
+    scanned(db, &[seen("o/first", 99, 1), seen("dup", 100, 7)]).await;
+    let flag = |kind, subject: &str| RaisedFlag {
+        payment_id: Some(PaymentId::from("dup")),
+        order_id: None,
+        flag: Flag { kind, subject: subject.to_owned(), detail: json!({}) },
+    };
+    let flags = [
+        flag(FlagKind::AuthorizationReused, "first"),
+        flag(FlagKind::NonceUsedElsewhere, "second"),
+        flag(FlagKind::PaidByUnknown, "third"),
+    ];
+    db.store.account_flags(&flags, &[], at(1)).await.unwrap();
+    let spoilt = "UPDATE {flags} SET kind = 'by hand' WHERE subject IN ('first', 'second')";
+    db.gateway.execute(spoilt, &[]).await.unwrap();
+    db.gateway.execute("UPDATE {refunds_owed} SET amount = 'NaN'", &[]).await.unwrap();
+
+    let page = whole_ledger(db).await;
+    assert_eq!(page.transfers.len(), 2);
+    let dup = PaymentId::from("dup");
+    assert_eq!(page.refunds[&dup].0, RefundStatus::Owed);
+    assert_eq!(page.refunds[&dup].1.to_string(), "0", "its money shows as missing");
+    assert_eq!(
+        page.flags.keys().map(|(kind, _)| *kind).collect::<Vec<_>>(),
+        [FlagKind::PaidByUnknown]
+    );
+    let flagged = db.store.flagged_page(0, 1).await.unwrap();
+    assert_eq!(flagged.flags[0].subject, "third", "a full page of those that are known");
+    db.gateway.execute("DELETE FROM {transfers}", &[]).await.unwrap();
+    assert_eq!(db.store.unbacked(CHAIN, T0, 10).await.unwrap().len(), 1);
 }
 
 async fn pages_walk_through_every_transfer_once(db: &TestDb) {

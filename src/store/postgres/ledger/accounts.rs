@@ -11,7 +11,9 @@ use crate::domain::{
 use crate::store::StoreError;
 use crate::store::postgres::rows::{block_datetime, datetime, hex, select_payments, texts};
 use crate::store::postgres::{SNAPSHOT, finish};
-use crate::store::row::{RawOrder, RawTransfer, coded, column_number, parsed, unsigned};
+use crate::store::row::{
+    RawOrder, RawTransfer, coded, column_number, parsed, refund_amount, unsigned,
+};
 
 const OPERATION: &str = "to read a page of transfers";
 
@@ -138,7 +140,7 @@ pub(super) async fn read_orders(
     Ok(())
 }
 
-/// Our own rows: refund records, flags, watches.
+/// Our own rows: refund records, flags, watches. A flag of no known kind says nothing.
 pub(super) async fn read_records(
     connection: &mut PgConnection,
     page: &mut LedgerPage,
@@ -154,9 +156,8 @@ pub(super) async fn read_records(
     .await
     .map_err(refused)?;
     for row in refunds {
-        const TABLE: &str = "refunds_owed";
-        let status = coded(TABLE, "status", &row.status, RefundStatus::from_code)?;
-        let amount = parsed(TABLE, "amount", &row.amount)?;
+        let status = coded("refunds_owed", "status", &row.status, RefundStatus::from_code)?;
+        let amount = refund_amount(&row.payment_id, &row.amount);
         page.refunds.insert(PaymentId::new(row.payment_id), (status, amount));
     }
     let subjects: Vec<String> =
@@ -175,7 +176,7 @@ pub(super) async fn read_records(
     .await
     .map_err(refused)?;
     for row in flags {
-        let kind = coded("flags", "kind", &row.kind, FlagKind::from_code)?;
+        let Some(kind) = FlagKind::from_code(&row.kind) else { continue };
         let about = if row.payment_id.is_empty() { row.subject } else { row.payment_id };
         let state = if row.open { FlagState::Open } else { FlagState::Decided };
         if kind == FlagKind::RefundedAgain {

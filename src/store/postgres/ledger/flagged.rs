@@ -7,7 +7,7 @@ use sqlx::{PgConnection, PgPool};
 use super::accounts::{read_orders, read_records};
 use crate::domain::{Finality, FlaggedPage, PaymentId, Timestamp};
 use crate::store::StoreError;
-use crate::store::flags::RawFlag;
+use crate::store::flags::{RawFlag, known_kinds};
 use crate::store::postgres::rows::{datetime, select_payments, texts};
 use crate::store::postgres::{SNAPSHOT, finish};
 use crate::store::row::coded;
@@ -33,9 +33,12 @@ async fn page_in(
         r#"SELECT id, kind, payment_id, order_id, subject, detail::text AS "detail!",
                   (extract(epoch FROM opened_at) * 1000)::bigint AS "opened_at!",
                   (extract(epoch FROM closed_at) * 1000)::bigint AS closed_at, closed_by, note
-             FROM reconciled.flags WHERE closed_at IS NULL AND id > $1 ORDER BY id LIMIT $2"#,
+             FROM reconciled.flags
+            WHERE closed_at IS NULL AND id > $1 AND kind = ANY($3::text[])
+            ORDER BY id LIMIT $2"#,
         after,
         i64::from(limit),
+        &known_kinds(),
     )
     .fetch_all(&mut *connection)
     .await

@@ -11,7 +11,7 @@ use crate::domain::{
     Unbacked,
 };
 use crate::store::postgres::rows::{block_datetime, datetime, hex, select_payments, texts};
-use crate::store::row::{coded, column_number, parsed, unbacked_flag};
+use crate::store::row::{coded, column_number, parsed, refund_amount, unbacked_flag};
 use crate::store::{SettledKey, StoreError, UnprovenPage};
 
 pub(super) async fn page(
@@ -194,7 +194,7 @@ pub(super) async fn unbacked(
                 RefundStatus::Paid => Account::Refunded,
                 _ => Account::Owed,
             },
-            amount: parsed(TABLE, "amount", &row.amount)?,
+            amount: refund_amount(&row.payment_id, &row.amount),
             subject: row.payment_id,
         });
     }

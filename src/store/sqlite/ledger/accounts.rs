@@ -9,7 +9,7 @@ use crate::domain::{
     RefundStatus, Timestamp, log_subject,
 };
 use crate::store::StoreError;
-use crate::store::row::{RawTransfer, coded, column_number, parsed, unsigned};
+use crate::store::row::{RawTransfer, coded, column_number, parsed, refund_amount, unsigned};
 use crate::store::sqlite::{SqliteStore, failed, finish, id_list, load};
 
 const OPERATION: &str = "to read a page of transfers";
@@ -117,7 +117,7 @@ async fn read_payments(
     Ok(())
 }
 
-/// Our own rows: refund records, flags, watches.
+/// Our own rows: refund records, flags, watches. A flag of no known kind says nothing.
 pub(super) async fn read_records(
     conn: &mut SqliteConnection,
     page: &mut LedgerPage,
@@ -134,7 +134,7 @@ pub(super) async fn read_records(
     .map_err(get)?;
     for (payment_id, status, amount) in refunds {
         let status = coded("refunds_owed", "status", &status, RefundStatus::from_code)?;
-        let amount = parsed("refunds_owed", "amount", &amount)?;
+        let amount = refund_amount(&payment_id, &amount);
         page.refunds.insert(PaymentId::new(payment_id), (status, amount));
     }
     let subjects: Vec<String> =
@@ -155,7 +155,7 @@ pub(super) async fn read_records(
     .await
     .map_err(get)?;
     for (kind, payment_id, subject, open) in flags {
-        let kind = coded("flags", "kind", &kind, FlagKind::from_code)?;
+        let Some(kind) = FlagKind::from_code(&kind) else { continue };
         let about = if payment_id.is_empty() { subject } else { payment_id };
         let state = if open { FlagState::Open } else { FlagState::Decided };
         if kind == FlagKind::RefundedAgain {

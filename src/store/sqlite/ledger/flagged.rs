@@ -7,7 +7,7 @@ use sqlx::SqliteConnection;
 use super::accounts::read_records;
 use crate::domain::{Finality, FlaggedPage, PaymentId, Timestamp};
 use crate::store::StoreError;
-use crate::store::flags::RawFlag;
+use crate::store::flags::{RawFlag, known_kinds};
 use crate::store::row::coded;
 use crate::store::sqlite::{SqliteStore, failed, finish, id_list, load};
 
@@ -31,10 +31,14 @@ async fn page_in(
     let get = failed(OPERATION);
     let mut page = FlaggedPage::default();
     let flags: Vec<RawFlag> = sqlx::query_as(
-        "SELECT * FROM reconciled_flags WHERE closed_at IS NULL AND id > ? ORDER BY id LIMIT ?",
+        "SELECT * FROM reconciled_flags
+         WHERE closed_at IS NULL AND id > ?1 AND json_valid(detail)
+           AND kind IN (SELECT value FROM json_each(?3))
+         ORDER BY id LIMIT ?2",
     )
     .bind(after)
     .bind(limit)
+    .bind(id_list(known_kinds().iter().map(String::as_str)))
     .fetch_all(&mut *conn)
     .await
     .map_err(get)?;

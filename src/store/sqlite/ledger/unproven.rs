@@ -7,7 +7,7 @@ use crate::domain::{
     Account, ChainId, FlagKind, PaymentId, RawPayment, Receiver, RefundStatus, Timestamp, Transfer,
     Unbacked,
 };
-use crate::store::row::{coded, column_number, parsed, unbacked_flag};
+use crate::store::row::{coded, column_number, parsed, refund_amount, unbacked_flag};
 use crate::store::sqlite::write::lower_hex;
 use crate::store::sqlite::{SqliteStore, failed, finish, id_list, load};
 use crate::store::{SettledKey, StoreError, UnprovenPage};
@@ -168,7 +168,7 @@ pub(super) async fn unbacked(
                 RefundStatus::Paid => Account::Refunded,
                 _ => Account::Owed,
             },
-            amount: parsed(TABLE, "amount", &amount)?,
+            amount: refund_amount(&subject, &amount),
             subject,
         });
     }
