@@ -241,14 +241,21 @@ fn is_deep_enough(transfer: &Transfer, seen: &Observation, paid_after: PaidAfter
 pub fn judge(payment: &Payment, evidence: &Evidence, policy: &Policy) -> Verdict {
     let observed = observed(evidence);
     if observed.is_empty() {
-        return Verdict::Inconclusive(match evidence.readings.first().map(|r| &r.outcome) {
-            Some(Err(failure)) => Inconclusive::ReadFailed(failure.kind),
-            Some(Ok(_)) => Inconclusive::ReadFailed(ReadFailureKind::BadAnswer),
-            None => Inconclusive::NotAsked,
+        let failures = evidence.readings.iter().map(|reading| match &reading.outcome {
+            Err(failure) => failure.kind,
+            Ok(_) => ReadFailureKind::BadAnswer,
         });
+        return Verdict::Inconclusive(
+            first_by_name(failures).map_or(Inconclusive::NotAsked, Inconclusive::ReadFailed),
+        );
     }
     judge_positive(payment, &observed, policy)
         .unwrap_or_else(|| judge_negative(payment, &observed, policy))
+}
+
+/// One of several failures, whatever the order of the readings.
+fn first_by_name(failures: impl Iterator<Item = ReadFailureKind>) -> Option<ReadFailureKind> {
+    failures.min_by_key(|kind| kind.code())
 }
 
 /// `Some` when at least one endpoint shows the payment's own transfer.
@@ -263,7 +270,8 @@ fn judge_positive(payment: &Payment, observed: &[Seen<'_>], policy: &Policy) -> 
         })
         .collect();
     let has_quorum = |transfer: &Transfer, holds: &dyn Fn(&Observation) -> bool| {
-        let shows = matched.iter().filter(|(seen, t)| t.is_same_log(transfer) && holds(seen.at));
+        // The whole transfer: depth and finality go by the block's number, which a lie may make an old one.
+        let shows = matched.iter().filter(|(seen, t)| t == transfer && holds(seen.at));
         count_endpoints(shows.map(|(seen, _)| *seen)) >= policy.positive_quorum.max(1)
     };
     let strength = |t: &Transfer| {
@@ -278,7 +286,7 @@ fn judge_positive(payment: &Payment, observed: &[Seen<'_>], policy: &Policy) -> 
     })?;
     let (agreed, deep, is_final) = strength(transfer);
     if !agreed {
-        let rival = matched.iter().any(|(_, t)| !t.is_same_log(transfer));
+        let rival = matched.iter().any(|(_, t)| t != transfer);
         return Some(Verdict::Inconclusive(if rival {
             Inconclusive::EndpointsDisagree
         } else {
@@ -330,8 +338,7 @@ fn judge_negative(payment: &Payment, observed: &[Seen<'_>], policy: &Policy) -> 
         NonceState::UsedUnread(failure) => Some(failure.kind),
         _ => None,
     });
-    // Whatever the order of the readings.
-    if let Some(kind) = unread.min_by_key(|kind| kind.code()) {
+    if let Some(kind) = first_by_name(unread) {
         return Verdict::Inconclusive(Inconclusive::ReadFailed(kind));
     }
     // Unused at every head. The head descends from the finalized block, so it was unused there too; and
