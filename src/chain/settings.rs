@@ -62,7 +62,8 @@ pub struct ChainSettings {
     pub error_rate: ErrorRateLimits,
     /// Authorizations that are used, to test endpoints with.
     pub known_used: Vec<KnownUsed>,
-    /// Whether settled payments may serve as known ones too, once all endpoints have shown them.
+    /// Whether settled payments may serve as known ones too: to an endpoint that has shown one itself, or to
+    /// all once two have.
     pub learn_known_used: bool,
 }
 

@@ -165,6 +165,17 @@ impl ChainSection {
                 endpoint.configured(&key, environment)
             })
             .collect::<Result<Vec<_>, _>>()?;
+        for (place, one) in endpoints.iter().enumerate() {
+            if let Some(same) = endpoints[..place].iter().find(|other| other.url == one.url) {
+                return Err(bad(
+                    format!("{key}.endpoints[{:?}]", one.name.as_str()),
+                    format!(
+                        "has the URL of {:?}; one node cannot agree with itself",
+                        same.name.as_str()
+                    ),
+                ));
+            }
+        }
         let needed = policy.quorum.max(policy.positive_quorum);
         if endpoints.len() < needed {
             return Err(bad(

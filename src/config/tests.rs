@@ -137,6 +137,12 @@ fn bad_values_are_refused_with_their_key() {
             "names multicall3",
         ),
         ("url = \"https://rpc.example/key-SECRET\"", "url_env = \"UNSET\"", "UNSET"),
+        (
+            "[[chains.endpoints]]",
+            "[[chains.endpoints]]\nname = \"copy\"\nurl = \"https://rpc.example/key-SECRET\"\n\
+             [[chains.endpoints]]",
+            "has the URL of \"copy\"",
+        ),
     ] {
         let message = refused(&GOOD.replace(from, to));
         assert!(message.contains(key), "{key}: {message}");

@@ -1,5 +1,6 @@
 //! What must not be shown of an endpoint: its URL, and whatever of it may be a key.
 
+use percent_encoding::percent_decode_str;
 use url::Url;
 
 /// How much of a foreign text is kept for people, in characters.
@@ -38,6 +39,12 @@ fn secrets_of(url: &Url) -> Vec<String> {
     parts.extend(url.query().map(str::to_owned));
     parts.extend(url.password().map(str::to_owned));
     parts.extend(url.query_pairs().map(|(_, value)| value.into_owned()));
+    // As the provider may repeat them: what stands encoded in a URL, decoded.
+    let decoded: Vec<String> = parts
+        .iter()
+        .map(|part| percent_decode_str(part).decode_utf8_lossy().into_owned())
+        .collect();
+    parts.extend(decoded);
     parts.retain(|part| part.len() >= SECRET_CHARS_MIN);
     parts.sort_by_key(|part| std::cmp::Reverse(part.len()));
     parts.dedup();

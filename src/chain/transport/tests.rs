@@ -121,6 +121,13 @@ async fn errors_keep_their_class_and_hide_the_url() {
         assert!(!text.contains(KEY), "{text}");
         assert_eq!(*seen.0.lock().unwrap(), [("eth_chainId", kind.code())]);
     }
+    // A key that a URL must encode comes back as it is.
+    let (port, _) = server(http("200 OK", "who is k3y+k3y/k3y=?")).await;
+    for url in ["k3y%2Bk3y%2Fk3y%3D/", "?key=k3y%2Bk3y%2Fk3y%3D"] {
+        let url = format!("http://127.0.0.1:{port}/{url}");
+        let error = transport(&url, &Arc::default()).call(call("eth_chainId")).await.unwrap_err();
+        assert!(!error.to_string().contains("k3y+"), "{error}");
+    }
     let seen = Arc::new(Seen::default());
     let url = format!("http://127.0.0.1:{closed}/v2/{KEY}");
     let error = transport(&url, &seen).call(call("eth_chainId")).await.unwrap_err();
