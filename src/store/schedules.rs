@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde::Serialize;
 use serde_json::Value;
 
-pub(super) use self::rows::{VersionRow, series};
+pub(super) use self::rows::{VersionRow, readable, series};
 use super::StoreError;
 use crate::domain::{ChainId, Rail, Timestamp};
 
@@ -67,13 +67,15 @@ pub trait ScheduleStore: Send + Sync + 'static {
         now: Timestamp,
     ) -> Result<Option<i64>, StoreError>;
 
-    /// Of every series the newest version that was adopted and the newest that was not.
+    /// Of every series the newest version that was adopted and the newest that was not. A row that makes no
+    /// sense is told of and keeps no other from being read (I11).
     async fn newest_versions(&self) -> Result<Vec<Version>, StoreError>;
 
-    /// The versions with these ids, those that exist.
+    /// The versions with these ids, those that exist and can be read.
     async fn versions(&self, ids: &[i64]) -> Result<Vec<Version>, StoreError>;
 
-    /// Deletes at most `limit` versions created before `before` that are neither the newest of their series nor
-    /// the newest adopted one, and that no open watch follows. Returns how many.
+    /// Deletes at most `limit` versions created before `before` that no open watch follows, and that are neither
+    /// the newest of their series nor were in use at `before`: a watch that started then may not be written yet.
+    /// Returns how many.
     async fn prune_schedules(&self, before: Timestamp, limit: u32) -> Result<u64, StoreError>;
 }

@@ -24,8 +24,8 @@ pub enum Following {
     Adopted,
 }
 
-/// The most versions kept in memory. A version is a few kilobytes; when there are more, all are forgotten
-/// and those in use are read again.
+/// The most versions kept in memory, beside those that one batch follows. A version is a few kilobytes; when
+/// there are more, all that the batch at hand does not follow are forgotten, and read again when they are wanted.
 const KNOWN_MAX: usize = 256;
 
 /// The versions in use.
@@ -75,15 +75,15 @@ impl Schedules {
         if self.following == Following::Configured {
             return;
         }
-        let missing: BTreeSet<i64> = {
+        let wanted: BTreeSet<i64> =
+            watches.into_iter().filter_map(|watch| watch.schedule_id).collect();
+        let missing: Vec<i64> = {
             let inner = self.inner();
-            let ids = watches.into_iter().filter_map(|watch| watch.schedule_id);
-            ids.filter(|id| !inner.known.contains_key(id)).collect()
+            wanted.iter().filter(|id| !inner.known.contains_key(id)).copied().collect()
         };
         if missing.is_empty() {
             return;
         }
-        let missing: Vec<i64> = missing.into_iter().collect();
         let found = match store.versions(&missing).await {
             Ok(found) => found,
             Err(error) => {
@@ -98,7 +98,7 @@ impl Schedules {
             found.iter().filter_map(|version| Some((version.id, readable(version)?))).collect();
         let mut inner = self.inner();
         if inner.known.len() + missing.len() > KNOWN_MAX {
-            inner.known.clear();
+            inner.known.retain(|id, _| wanted.contains(id));
         }
         for id in missing {
             let schedule = found.get(&id).cloned();

@@ -8,7 +8,7 @@ use super::rows::datetime;
 use crate::domain::Timestamp;
 use crate::store::StoreError;
 use crate::store::row::column_number;
-use crate::store::schedules::{NewVersion, ScheduleStore, Version};
+use crate::store::schedules::{NewVersion, ScheduleStore, Version, readable};
 
 type VersionRow = crate::store::schedules::VersionRow<OffsetDateTime>;
 
@@ -58,7 +58,7 @@ impl ScheduleStore for PostgresStore {
         .fetch_all(&self.pool)
         .await
         .map_err(|source| StoreError::from_sqlx("to read the newest schedules", source))?;
-        rows.into_iter().map(|row| row.version(Timestamp::from)).collect()
+        Ok(readable(rows, Timestamp::from))
     }
 
     async fn versions(&self, ids: &[i64]) -> Result<Vec<Version>, StoreError> {
@@ -73,7 +73,7 @@ impl ScheduleStore for PostgresStore {
         .fetch_all(&self.pool)
         .await
         .map_err(|source| StoreError::from_sqlx("to read schedules", source))?;
-        rows.into_iter().map(|row| row.version(Timestamp::from)).collect()
+        Ok(readable(rows, Timestamp::from))
     }
 
     async fn prune_schedules(&self, before: Timestamp, limit: u32) -> Result<u64, StoreError> {
@@ -88,7 +88,7 @@ impl ScheduleStore for PostgresStore {
                      AND (s.adopted_at IS NULL OR EXISTS (
                          SELECT FROM reconciled.schedules n
                           WHERE n.rail = s.rail AND n.chain_id = s.chain_id AND n.id > s.id
-                            AND n.adopted_at IS NOT NULL))
+                            AND n.adopted_at IS NOT NULL AND n.created_at < $1))
                      AND NOT EXISTS (
                          SELECT FROM reconciled.watches w
                           WHERE w.schedule_id = s.id AND w.phase <> 'closed')

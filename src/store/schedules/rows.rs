@@ -2,6 +2,7 @@
 
 use super::{NewVersion, Series, Version};
 use crate::domain::{ChainId, Rail, Timestamp};
+use crate::errors::error_chain;
 use crate::store::StoreError;
 use crate::store::row::{coded, unsigned};
 
@@ -36,19 +37,20 @@ pub(in crate::store) struct VersionRow<Time> {
 }
 
 impl<Time> VersionRow<Time> {
-    pub(in crate::store) fn version(
-        self,
-        timestamp: impl Fn(Time) -> Timestamp,
-    ) -> Result<Version, StoreError> {
+    /// The version. What makes no sense in it, but for whose it is, is told of and counts as nothing: so it
+    /// keeps its place, and the next fit follows it.
+    fn version(self, timestamp: impl Fn(Time) -> Timestamp) -> Result<Version, StoreError> {
         const TABLE: &str = "schedules";
+        let series = series(TABLE, &self.rail, self.chain_id)?;
+        let policy = coded(TABLE, "policy", &self.policy, |text| serde_json::from_str(text).ok());
         Ok(Version {
             id: self.id,
             fitted: NewVersion {
-                series: series(TABLE, &self.rail, self.chain_id)?,
+                series,
                 previous_id: Some(self.previous_id).filter(|id| *id != 0),
-                policy: coded(TABLE, "policy", &self.policy, |t| serde_json::from_str(t).ok())?,
-                sample_size: unsigned(TABLE, "sample_size", self.sample_size)?,
-                window_ms: unsigned(TABLE, "window_ms", self.window_ms)?,
+                policy: or_nothing(self.id, policy),
+                sample_size: or_nothing(self.id, unsigned(TABLE, "sample_size", self.sample_size)),
+                window_ms: or_nothing(self.id, unsigned(TABLE, "window_ms", self.window_ms)),
                 expected_reads: self.expected_reads,
                 expected_delay_ms: self.expected_delay_ms,
                 never_share: self.never_share,
@@ -58,4 +60,36 @@ impl<Time> VersionRow<Time> {
             created_at: timestamp(self.created_at),
         })
     }
+}
+
+fn or_nothing<T: Default>(version: i64, column: Result<T, StoreError>) -> T {
+    column.unwrap_or_else(|error| {
+        tracing::warn!(
+            schedule = version,
+            error = error_chain(&error),
+            "a column of this version of the schedule makes no sense"
+        );
+        T::default()
+    })
+}
+
+/// The versions of these rows. One that nobody can say whose it is is told of and left out (I11).
+pub(in crate::store) fn readable<Time>(
+    rows: impl IntoIterator<Item = VersionRow<Time>>,
+    timestamp: impl Fn(Time) -> Timestamp + Copy,
+) -> Vec<Version> {
+    let versions = rows.into_iter().filter_map(|row| {
+        let id = row.id;
+        let version = row.version(timestamp);
+        version
+            .inspect_err(|error| {
+                tracing::warn!(
+                    schedule = id,
+                    error = error_chain(error),
+                    "this version of a schedule cannot be read; it is left out"
+                );
+            })
+            .ok()
+    });
+    versions.collect()
 }

@@ -1,12 +1,14 @@
 //! Versions of schedules: see [`ScheduleStore`].
 
 use async_trait::async_trait;
+use sqlx::FromRow;
+use sqlx::sqlite::SqliteRow;
 
 use super::{SqliteStore, failed, finish};
 use crate::domain::Timestamp;
 use crate::store::StoreError;
 use crate::store::row::column_number;
-use crate::store::schedules::{NewVersion, ScheduleStore, Version};
+use crate::store::schedules::{NewVersion, ScheduleStore, Version, readable};
 
 /// Times are Unix milliseconds here.
 type VersionRow = crate::store::schedules::VersionRow<i64>;
@@ -14,18 +16,29 @@ type VersionRow = crate::store::schedules::VersionRow<i64>;
 const PRUNE_VERSIONS: &str = "
     DELETE FROM reconciled_schedules WHERE id IN (
         SELECT s.id FROM reconciled_schedules s
-        WHERE s.created_at < ?
+        WHERE s.created_at < ?1
           AND EXISTS (
               SELECT 1 FROM reconciled_schedules n
               WHERE n.rail = s.rail AND n.chain_id = s.chain_id AND n.id > s.id)
           AND (s.adopted_at IS NULL OR EXISTS (
               SELECT 1 FROM reconciled_schedules n
               WHERE n.rail = s.rail AND n.chain_id = s.chain_id AND n.id > s.id
-                AND n.adopted_at IS NOT NULL))
+                AND n.adopted_at IS NOT NULL AND n.created_at < ?1))
           AND NOT EXISTS (
               SELECT 1 FROM reconciled_watches w
               WHERE w.schedule_id = s.id AND w.phase <> 'closed')
-        LIMIT ?)";
+        LIMIT ?2)";
+
+/// A column may hold anything here, so each row is read by itself.
+fn versions(rows: &[SqliteRow]) -> Vec<Version> {
+    let rows = rows.iter().filter_map(|row| {
+        let read = VersionRow::from_row(row).inspect_err(|error| {
+            tracing::warn!(%error, "a version of a schedule cannot be read; it is left out");
+        });
+        read.ok()
+    });
+    readable(rows, Timestamp::from_millis)
+}
 
 #[async_trait]
 impl ScheduleStore for SqliteStore {
@@ -63,7 +76,7 @@ impl ScheduleStore for SqliteStore {
     }
 
     async fn newest_versions(&self) -> Result<Vec<Version>, StoreError> {
-        let rows: Vec<VersionRow> = sqlx::query_as(
+        let rows = sqlx::query(
             "SELECT * FROM reconciled_schedules WHERE id IN (
                  SELECT max(id) FROM reconciled_schedules
                  GROUP BY rail, chain_id, adopted_at IS NULL)
@@ -72,11 +85,11 @@ impl ScheduleStore for SqliteStore {
         .fetch_all(&self.reader)
         .await
         .map_err(failed("to read the newest schedules"))?;
-        rows.into_iter().map(|row| row.version(Timestamp::from_millis)).collect()
+        Ok(versions(&rows))
     }
 
     async fn versions(&self, ids: &[i64]) -> Result<Vec<Version>, StoreError> {
-        let rows: Vec<VersionRow> = sqlx::query_as(
+        let rows = sqlx::query(
             "SELECT * FROM reconciled_schedules
              WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id",
         )
@@ -84,7 +97,7 @@ impl ScheduleStore for SqliteStore {
         .fetch_all(&self.reader)
         .await
         .map_err(failed("to read schedules"))?;
-        rows.into_iter().map(|row| row.version(Timestamp::from_millis)).collect()
+        Ok(versions(&rows))
     }
 
     async fn prune_schedules(&self, before: Timestamp, limit: u32) -> Result<u64, StoreError> {

@@ -112,6 +112,13 @@ async fn what_is_kept_in_memory_is_bounded() {
         schedules.load(store.as_ref(), [&watch(1, Some(1_000 + id))]).await;
     }
     assert!(schedules.inner().known.len() <= KNOWN_MAX);
+    // One batch follows a version that is known and more others than there is room for.
+    schedules.load(store.as_ref(), [&watch(1, Some(ids[0]))]).await;
+    let others: Vec<Watch> =
+        (1..=KNOWN_MAX).map(|id| watch(1, Some(9_000 + i64::try_from(id).unwrap()))).collect();
+    let batch: Vec<Watch> = others.into_iter().chain([watch(1, Some(ids[0]))]).collect();
+    schedules.load(store.as_ref(), &batch).await;
+    assert_eq!(followed(&schedules, &watch(1, Some(ids[0]))), Some(ids[0]), "of this very batch");
     schedules.load(store.as_ref(), [&watch(1, Some(ids[0]))]).await;
     assert_eq!(followed(&schedules, &watch(1, Some(ids[0]))), Some(ids[0]));
 }
