@@ -82,6 +82,8 @@ pub struct Resolved {
     pub outcome: Outcome,
     /// Whether a row was added to `resolutions`.
     pub recorded: bool,
+    /// Whether it is what settles the payment: a refund may be owed for one that settled long before.
+    pub settles: bool,
     /// Why a refund is owed from now on, if it is.
     pub refund: Option<RefundReason>,
     /// Where the watch went.

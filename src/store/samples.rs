@@ -176,10 +176,20 @@ pub trait SampleStore: Send + Sync + 'static {
     /// it: `updated_at` moves. One that we settled has it by the time of our first resolution that did so,
     /// because its block may be older than what was sampled already. So each comes once, whatever is
     /// confirmed or written to it later. Looks at no more rows than `limit` of either kind.
+    ///
+    /// `lag` is how long before now `until` is. A settlement of ours that a reorg undid within it never counted,
+    /// and the next one has the place instead; one that was undone later keeps it. Block times are those of the
+    /// transfers that stand now.
+    ///
+    /// Two things are not told apart, and neither decides anything. A payment whose settlement, by the gateway,
+    /// was undone and that we settled then is taken to have been counted, and lost if it was not. A payment that
+    /// was counted as the gateway's, that a careless gateway then called open again, and that we settled after
+    /// that, counts a second time.
     async fn settled_after(
         &self,
         after: &Watermark,
         until: Timestamp,
+        lag: Duration,
         limit: u32,
     ) -> Result<SettledStretch, StoreError>;
 

@@ -369,12 +369,7 @@ impl Checker {
             Ok(resolved) if resolved.recorded => {
                 let outcome = resolved.outcome.code();
                 self.metrics.resolutions.with_label_values(&[outcome]).inc();
-                if let (
-                    Some(time),
-                    Some(history),
-                    Outcome::Paid | Outcome::Reinstated | Outcome::RefundOwed,
-                ) = (block_time, history, resolved.outcome)
-                {
+                if let (Some(time), Some(history), true) = (block_time, history, resolved.settles) {
                     let delay = now.since(Timestamp::from(time));
                     self.metrics.settlement_found(history.series, delay, history.checks_done + 1);
                 }

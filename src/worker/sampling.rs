@@ -104,7 +104,7 @@ impl Sampling {
         for _ in 0..PAGES_MAX {
             let after =
                 from.clone().unwrap_or_else(|| Watermark::before(now.saturating_sub(self.window)));
-            let stretch = self.store.settled_after(&after, until, PAGE_MAX).await?;
+            let stretch = self.store.settled_after(&after, until, self.settle_lag, PAGE_MAX).await?;
             let SettledStretch { payments: page, up_to: Some(to), is_full } = stretch else {
                 return Ok(sampled);
             };

@@ -8,7 +8,7 @@ use sqlx::PgPool;
 use super::locked::{lock_watches, read_ledger};
 use super::rows::texts;
 use super::{finish, watches, write};
-use crate::domain::{Decided, Judged, PaymentId, Policy, RefundChange, Timestamp};
+use crate::domain::{Decided, Judged, PaymentId, PaymentStatus, Policy, RefundChange, Timestamp};
 use crate::errors::error_chain;
 use crate::store::row::one_line;
 use crate::store::{Applied, ApplyFailure, Lease, OptionalTables, Resolved, StoreError};
@@ -194,6 +194,7 @@ fn answer(decided: &Decided) -> Applied {
         result: Ok(Resolved {
             outcome: resolution.outcome,
             recorded: resolution.is_recorded(),
+            settles: resolution.payment == Some(PaymentStatus::Settled),
             refund: match &resolution.refund {
                 RefundChange::Owe(owed) => Some(owed.reason),
                 _ => None,

@@ -45,6 +45,7 @@ impl SampleStore for PostgresStore {
         &self,
         after: &Watermark,
         until: Timestamp,
+        lag: Duration,
         limit: u32,
     ) -> Result<SettledStretch, StoreError> {
         let refused = |source| StoreError::from_sqlx("to read settled payments", source);
@@ -52,7 +53,7 @@ impl SampleStore for PostgresStore {
             // The next of each kind by their indexes alone; only then is it asked which of them count. A
             // payment of ours has a place among the gateway's too, where it does not.
             r#"WITH ours AS MATERIALIZED (
-                   SELECT r.id AS resolution, r.resolved_at AS at, r.payment_id AS id, r.block_time
+                   SELECT r.id AS resolution, r.resolved_at AS at, r.payment_id AS id
                      FROM reconciled.resolutions r
                     WHERE r.settles AND (r.resolved_at, r.payment_id) > ($1, $2)
                       AND r.resolved_at <= $3
@@ -67,14 +68,35 @@ impl SampleStore for PostgresStore {
                     LIMIT $4
                )
                SELECT at AS "at!", id AS "id!", block_time AS "block_time?", counts AS "counts!"
-                 FROM (SELECT o.at, o.id, o.block_time,
+                 FROM (SELECT o.at, o.id, t.block_time,
                               EXISTS (SELECT FROM payments p
                                        WHERE p.id = o.id AND p.status = 'settled')
                               AND NOT EXISTS (
+                                  SELECT FROM reconciled.resolutions u
+                                   WHERE u.payment_id = o.id AND u.id > o.resolution
+                                     AND u.outcome = 'reopened'
+                                     AND u.resolved_at < o.at + $5::float8 * interval '1 ms')
+                              AND NOT EXISTS (
                                   SELECT FROM reconciled.resolutions e
                                    WHERE e.payment_id = o.id AND e.id < o.resolution
-                                     AND (e.settles OR e.outcome = 'reopened')) AS counts
+                                     AND e.settles
+                                     AND NOT EXISTS (
+                                         SELECT FROM reconciled.resolutions u
+                                          WHERE u.payment_id = o.id AND u.id > e.id
+                                            AND u.outcome = 'reopened'
+                                            AND u.resolved_at
+                                                < e.resolved_at + $5::float8 * interval '1 ms'))
+                              AND NOT EXISTS (
+                                  SELECT FROM reconciled.resolutions u
+                                   WHERE u.payment_id = o.id AND u.id < o.resolution
+                                     AND u.outcome = 'reopened'
+                                     AND NOT EXISTS (
+                                         SELECT FROM reconciled.resolutions e
+                                          WHERE e.payment_id = o.id AND e.id < u.id
+                                            AND e.settles)) AS counts
                          FROM ours o
+                         LEFT JOIN reconciled.transfers t
+                                ON t.payment_id = o.id AND t.orphaned_at IS NULL
                        UNION ALL
                        SELECT h.at, h.id, t.block_time,
                               NOT EXISTS (
@@ -89,6 +111,7 @@ impl SampleStore for PostgresStore {
             after.payment_id.as_str(),
             datetime(until),
             i64::from(limit),
+            lag.as_secs_f64() * 1_000.0,
         )
         .fetch_all(&self.pool)
         .await
@@ -237,7 +260,7 @@ impl SampleStore for PostgresStore {
                          JOIN payments p ON p.id = r.payment_id
                          JOIN reconciled.watches w ON w.payment_id = r.payment_id
                         WHERE r.resolved_at >= $1 AND r.detection_delay_ms IS NOT NULL
-                          AND r.outcome IN ('paid', 'reinstated', 'refund_owed')) AS o
+                          AND r.settles) AS o
                 WHERE o.rail IN ('x402', 'mpp') AND o.chain_id ~ '^[0-9]{1,18}$'
                 GROUP BY 1, 2, 3
                 ORDER BY 1, 2, 3"#,

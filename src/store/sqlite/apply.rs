@@ -5,7 +5,7 @@ use sqlx::SqliteConnection;
 use super::watches::{WatchWrite, write_check, write_watch};
 use super::write::write;
 use super::{SqliteStore, failed, finish, id_list, load};
-use crate::domain::{Decided, Judged, Policy, RefundChange, Timestamp};
+use crate::domain::{Decided, Judged, PaymentStatus, Policy, RefundChange, Timestamp};
 use crate::errors::error_chain;
 use crate::store::row::one_line;
 use crate::store::{Applied, ApplyFailure, Lease, Resolved, StoreError};
@@ -79,6 +79,7 @@ fn answer(decided: &Decided) -> Applied {
     let resolved = Resolved {
         outcome: resolution.outcome,
         recorded: resolution.is_recorded(),
+        settles: resolution.payment == Some(PaymentStatus::Settled),
         refund: match &resolution.refund {
             RefundChange::Owe(owed) => Some(owed.reason),
             _ => None,

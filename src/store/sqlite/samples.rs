@@ -21,19 +21,33 @@ use crate::store::schedules::Series;
 /// computed, so a bound of the first column stands beside it all the same.
 const SETTLED_AFTER: &str = "
     SELECT at, id, block_time, counts FROM (
-        SELECT o.at, o.id, o.block_time,
+        SELECT o.at, o.id, t.block_time,
                EXISTS (SELECT 1 FROM payments p WHERE p.id = o.id AND p.status = 'settled')
                AND NOT EXISTS (
+                   SELECT 1 FROM reconciled_resolutions u
+                   WHERE u.payment_id = o.id AND u.id > o.resolution
+                     AND u.outcome = 'reopened' AND u.resolved_at < o.at + ?5)
+               AND NOT EXISTS (
                    SELECT 1 FROM reconciled_resolutions e
-                   WHERE e.payment_id = o.id AND e.id < o.resolution
-                     AND (e.settles OR e.outcome = 'reopened')) AS counts
+                   WHERE e.payment_id = o.id AND e.id < o.resolution AND e.settles
+                     AND NOT EXISTS (
+                         SELECT 1 FROM reconciled_resolutions u
+                         WHERE u.payment_id = o.id AND u.id > e.id
+                           AND u.outcome = 'reopened' AND u.resolved_at < e.resolved_at + ?5))
+               AND NOT EXISTS (
+                   SELECT 1 FROM reconciled_resolutions u
+                   WHERE u.payment_id = o.id AND u.id < o.resolution AND u.outcome = 'reopened'
+                     AND NOT EXISTS (
+                         SELECT 1 FROM reconciled_resolutions e
+                         WHERE e.payment_id = o.id AND e.id < u.id AND e.settles)) AS counts
         FROM (
-            SELECT r.id AS resolution, r.resolved_at AS at, r.payment_id AS id, r.block_time
+            SELECT r.id AS resolution, r.resolved_at AS at, r.payment_id AS id
             FROM reconciled_resolutions r
             WHERE r.settles AND r.resolved_at >= ?1
               AND (r.resolved_at, r.payment_id) > (?1, ?2) AND r.resolved_at <= ?3
             ORDER BY r.resolved_at, r.payment_id
             LIMIT ?4) AS o
+            LEFT JOIN reconciled_transfers t ON t.payment_id = o.id AND t.orphaned_at IS NULL
         UNION ALL
         SELECT h.at, h.id, t.block_time,
                NOT EXISTS (
@@ -86,7 +100,7 @@ const OBSERVED: &str = "
               CROSS JOIN payments p ON p.id = r.payment_id
               CROSS JOIN reconciled_watches w ON w.payment_id = r.payment_id
           WHERE r.resolved_at >= ?1 AND r.detection_delay_ms IS NOT NULL
-            AND r.outcome IN ('paid', 'reinstated', 'refund_owed'))
+            AND r.settles)
     WHERE rail IN ('x402', 'mpp') AND typeof(chain_id) = 'integer' AND chain_id > 0
     GROUP BY 1, 2, 3
     ORDER BY 1, 2, 3";
@@ -132,6 +146,7 @@ impl SampleStore for SqliteStore {
         &self,
         after: &Watermark,
         until: Timestamp,
+        lag: Duration,
         limit: u32,
     ) -> Result<SettledStretch, StoreError> {
         let get = failed("to read settled payments");
@@ -140,6 +155,7 @@ impl SampleStore for SqliteStore {
             .bind(after.payment_id.as_str())
             .bind(until.as_millis())
             .bind(limit)
+            .bind(i64::try_from(lag.as_millis()).unwrap_or(i64::MAX))
             .fetch_all(&self.reader)
             .await
             .map_err(get)?;

@@ -683,14 +683,16 @@ async fn the_search_for_settled_payments_seeks_to_its_watermark() {
         tokio::time::sleep(Duration::from_millis(1_500)).await;
     }
     let store = db.replica().await;
-    let stretch = store.settled_after(&Watermark::before(at(50)), at(3_600), PAGE).await.unwrap();
+    let lag = Duration::from_secs(120);
+    let stretch =
+        store.settled_after(&Watermark::before(at(50)), at(3_600), lag, PAGE).await.unwrap();
     assert!(stretch.is_full);
     let found = stretch.payments.len();
     assert_eq!(found, 67, "two places for each of ours, of which one counts");
     let mut after = before;
     while after[1] == before[1] {
         tokio::time::sleep(Duration::from_millis(1_100)).await;
-        store.settled_after(&Watermark::before(at(3_600)), at(3_600), 1).await.unwrap();
+        store.settled_after(&Watermark::before(at(3_600)), at(3_600), lag, 1).await.unwrap();
         after = touched().await;
     }
     assert_eq!(after[0], before[0], "no table is read from end to end");

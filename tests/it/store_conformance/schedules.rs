@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use reconciled::domain::{
-    ChainId, Finality, Judged, PaymentId, Policy, Rail, RawPayment, Timestamp,
+    ChainId, Finality, Judged, PaymentId, Policy, Rail, RawPayment, Settlement, Timestamp, Verdict,
 };
 use reconciled::store::samples::{
     BinGrid, OpenAges, Part, SampleBin, SampleCount, SampleKey, Watermark, epoch_of,
@@ -12,7 +12,8 @@ use reconciled::store::schedules::{NewVersion, Series};
 use serde_json::json;
 
 use super::harness::{
-    T0, TestDb, at, expired, hours, judged, lease, payment, pending, settled_in, tentative,
+    T0, TestDb, at, block, expired, hours, judged, lease, payment, pending, resolved, settled_in,
+    tentative, transfer,
 };
 
 for_each_backend!(
@@ -21,6 +22,7 @@ for_each_backend!(
     a_payment_confirmed_or_owed_back_after_the_gateway_settled_it_comes_once,
     a_payment_that_the_gateway_settled_at_its_blocks_own_time_is_not_taken_for_ours,
     a_payment_that_we_settled_keeps_its_one_place_whatever_is_written_to_it,
+    a_settlement_that_a_reorg_undid_soon_comes_as_it_is_settled_again,
     a_stretch_of_payments_that_do_not_count_is_walked_past,
     a_settled_row_that_makes_no_sense_comes_with_its_problem_and_stops_nothing,
     samples_and_their_watermark_move_together_and_once,
@@ -30,12 +32,16 @@ for_each_backend!(
     failed_payments_are_counted_until_they_settle_after_all,
     of_two_fits_after_the_same_version_one_is_refused,
     the_newest_versions_are_found_and_read_back_whole,
+    a_version_that_makes_no_sense_keeps_no_other_from_being_read,
     pruning_leaves_what_is_in_use,
     what_was_observed_is_told_per_version,
     a_watch_keeps_the_version_it_started_on,
 );
 
 const GRID: BinGrid = BinGrid { step_ms: 2_000, bins: 100 };
+
+/// How long a settlement must have stood to be counted.
+const LAG: Duration = Duration::from_secs(120);
 
 const BASE: Series = Series { rail: Rail::X402, chain_id: ChainId::new(8453) };
 
@@ -50,7 +56,7 @@ async fn gateway_settled(db: &TestDb, id: &str, settled_at: Option<u64>, updated
 }
 
 async fn page(db: &TestDb, after: &Watermark, until: u64, limit: u32) -> Vec<String> {
-    let page = db.store.settled_after(after, at(until), limit).await.unwrap().payments;
+    let page = db.store.settled_after(after, at(until), LAG, limit).await.unwrap().payments;
     page.into_iter().map(|one| one.at.payment_id.to_string()).collect()
 }
 
@@ -67,7 +73,7 @@ async fn settled_payments_come_in_order_page_by_page(db: &TestDb) {
     let start = Watermark::before(at(5));
     assert_eq!(page(db, &start, 40, 10).await, ["d", "b", "c", "a"]);
 
-    let first = db.store.settled_after(&start, at(40), 2).await.unwrap().payments;
+    let first = db.store.settled_after(&start, at(40), LAG, 2).await.unwrap().payments;
     assert_eq!(first.len(), 2);
     assert!(first.iter().all(|one| one.block_time.is_none()), "nobody has seen their blocks");
     let last = first[1].at.clone();
@@ -84,7 +90,7 @@ async fn a_payment_that_we_settled_has_its_place_by_our_resolution_not_by_its_bl
     let verdict = settled_in("slow", 100, 7, Finality::Tentative);
     db.apply_at(at(3_600), &Policy::default(), vec![judged("slow", verdict)]).await;
     let after = Watermark::before(at(1_000));
-    let found = db.store.settled_after(&after, at(4_000), 10).await.unwrap().payments;
+    let found = db.store.settled_after(&after, at(4_000), LAG, 10).await.unwrap().payments;
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].at.at_micros, at(3_600).as_millis() * 1_000);
     assert_eq!(found[0].block_time.map(Timestamp::from), Some(at(4)), "we know its block");
@@ -103,7 +109,8 @@ async fn a_payment_confirmed_or_owed_back_after_the_gateway_settled_it_comes_onc
     let verdict = settled_in("p", 100, 7, Finality::Final);
     db.apply_at(at(500), &Policy::default(), vec![judged("p", verdict)]).await;
     assert_eq!(db.refunds().await, ["p undelivered 1000000 owed"]);
-    let found = db.store.settled_after(&Watermark::before(T0), at(900), 10).await.unwrap().payments;
+    let found =
+        db.store.settled_after(&Watermark::before(T0), at(900), LAG, 10).await.unwrap().payments;
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].at.at_micros, at(6).as_millis() * 1_000, "where the gateway put it");
     assert_eq!(found[0].block_time.map(Timestamp::from), Some(at(4)), "from the transfer");
@@ -121,7 +128,7 @@ async fn a_payment_that_the_gateway_settled_at_its_blocks_own_time_is_not_taken_
         let verdict = settled_in("p", 100, 7, finality);
         db.apply_at(at(now), &Policy::default(), vec![judged("p", verdict)]).await;
     }
-    let found = db.store.settled_after(&before, at(900), 10).await.unwrap().payments;
+    let found = db.store.settled_after(&before, at(900), LAG, 10).await.unwrap().payments;
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].at.at_micros, at(4).as_millis() * 1_000);
     assert!(
@@ -135,7 +142,7 @@ async fn a_payment_that_we_settled_keeps_its_one_place_whatever_is_written_to_it
     let verdict = settled_in("p", 100, 7, Finality::Tentative);
     db.apply_at(at(300), &Policy::default(), vec![judged("p", verdict)]).await;
     let before = Watermark::before(T0);
-    let found = db.store.settled_after(&before, at(900), 10).await.unwrap();
+    let found = db.store.settled_after(&before, at(900), LAG, 10).await.unwrap();
     let place = found.payments[0].at.clone();
     assert_eq!(place.at_micros, at(300).as_millis() * 1_000);
     // The gateway comes round and writes its own time over the block's, and later none at all.
@@ -153,6 +160,27 @@ async fn a_payment_that_we_settled_keeps_its_one_place_whatever_is_written_to_it
     assert!(page(db, &place, 900, 10).await.is_empty());
 }
 
+/// Whether it was settled again before anybody looked, or only after: once, by the block that stands.
+async fn a_settlement_that_a_reorg_undid_soon_comes_as_it_is_settled_again(db: &TestDb) {
+    db.paying_order("o", "p").await;
+    let verdict = settled_in("p", 100, 7, Finality::Tentative);
+    db.apply_at(at(300), &Policy::default(), vec![judged("p", verdict)]).await;
+    db.apply_at(at(330), &Policy::default(), vec![judged("p", pending(330))]).await;
+    assert_eq!(db.payment_status("p").await, "unknown");
+    let start = Watermark::before(T0);
+    let passed = db.store.settled_after(&start, at(300), LAG, 10).await.unwrap();
+    assert!(passed.payments.is_empty(), "it is open when its place is passed");
+    let mut transfer = transfer("p", 110, 7);
+    transfer.block.time = block(110, 340).time;
+    let again = Verdict::Settled(Settlement { transfer, finality: Finality::Final });
+    db.apply_at(at(450), &Policy::default(), vec![judged("p", again)]).await;
+    for after in [start, passed.up_to.unwrap()] {
+        let found = db.store.settled_after(&after, at(900), LAG, 10).await.unwrap().payments;
+        let seen: Vec<_> = found.iter().map(|one| (one.at.at_micros, one.block_time)).collect();
+        assert_eq!(seen, [(at(450).as_millis() * 1_000, Some(transfer.block.time))]);
+    }
+}
+
 /// Nothing of this stretch becomes a sample; what is behind it must be reached all the same.
 async fn a_stretch_of_payments_that_do_not_count_is_walked_past(db: &TestDb) {
     for n in 0..4 {
@@ -167,7 +195,7 @@ async fn a_stretch_of_payments_that_do_not_count_is_walked_past(db: &TestDb) {
     let mut after = Watermark::before(T0);
     let mut found = Vec::new();
     for _ in 0..20 {
-        let stretch = db.store.settled_after(&after, at(900), 2).await.unwrap();
+        let stretch = db.store.settled_after(&after, at(900), LAG, 2).await.unwrap();
         found.extend(stretch.payments.iter().map(|one| one.at.payment_id.to_string()));
         let Some(up_to) = stretch.up_to else { break };
         assert!(
@@ -185,7 +213,8 @@ async fn a_settled_row_that_makes_no_sense_comes_with_its_problem_and_stops_noth
     gateway_settled(db, "good", Some(11), 11).await;
     let sql = "UPDATE payments SET payer = 'nobody' WHERE id = ?";
     db.gateway.execute(sql, &[Some("bad")]).await.unwrap();
-    let found = db.store.settled_after(&Watermark::before(T0), at(20), 10).await.unwrap().payments;
+    let found =
+        db.store.settled_after(&Watermark::before(T0), at(20), LAG, 10).await.unwrap().payments;
     assert_eq!(found.len(), 2);
     assert_eq!(found[0].payment.as_ref().unwrap_err().column, "payer");
     assert!(found[1].payment.is_ok());
@@ -377,6 +406,29 @@ async fn the_newest_versions_are_found_and_read_back_whole(db: &TestDb) {
     assert!(db.store.versions(&[]).await.unwrap().is_empty());
 }
 
+/// I11. What cannot be said of a version counts as nothing, and the next fit follows it all the same.
+async fn a_version_that_makes_no_sense_keeps_no_other_from_being_read(db: &TestDb) {
+    let elsewhere = Series { rail: Rail::Mpp, chain_id: ChainId::new(4217) };
+    let other = NewVersion { series: elsewhere, ..fitted(None, true) };
+    db.store.add_version(&other, at(1)).await.unwrap().unwrap();
+    let id = db.store.add_version(&fitted(None, true), at(1)).await.unwrap().unwrap();
+    let seen = async || {
+        let newest = db.store.newest_versions().await.unwrap();
+        newest.iter().map(|v| (v.fitted.series, v.id, v.fitted.sample_size)).collect::<Vec<_>>()
+    };
+    let sizes = [seen().await, {
+        let sql = format!("UPDATE {{schedules}} SET sample_size = -1 WHERE id = {id}");
+        db.gateway.execute(&sql, &[]).await.unwrap();
+        seen().await
+    }];
+    assert_eq!(sizes[0], [(elsewhere, id - 1, 1_234), (BASE, id, 1_234)]);
+    assert_eq!(sizes[1], [(elsewhere, id - 1, 1_234), (BASE, id, 0)]);
+    let sql = format!("UPDATE {{schedules}} SET rail = 'cash' WHERE id = {id}");
+    db.gateway.execute(&sql, &[]).await.unwrap();
+    assert_eq!(seen().await, [(elsewhere, id - 1, 1_234)]);
+    assert_eq!(db.store.versions(&[id - 1, id]).await.unwrap().len(), 1);
+}
+
 async fn pruning_leaves_what_is_in_use(db: &TestDb) {
     let old = SampleKey { epoch: epoch_of(T0) - 1, ..key(Part::Fit, 1) };
     let bins = [bin(old, 1), bin(key(Part::Fit, 1), 1)];
@@ -396,6 +448,7 @@ async fn pruning_leaves_what_is_in_use(db: &TestDb) {
     assert_eq!(db.store.prune_schedules(T0, 100).await.unwrap(), 0);
     assert_eq!(stored(db).await, [bins[1]]);
     assert_eq!(db.count("{schedules}").await, 5, "none is older than that");
+    assert_eq!(db.store.prune_schedules(at(1), 100).await.unwrap(), 0, "0 was in use up to then");
     assert_eq!(db.store.prune_schedules(at(100), 1).await.unwrap(), 1, "as many as were asked for");
     assert_eq!(db.store.prune_schedules(at(100), 100).await.unwrap(), 1);
     let left = db.store.versions(&ids).await.unwrap();
@@ -416,6 +469,14 @@ async fn what_was_observed_is_told_per_version(db: &TestDb) {
     db.apply_at(at(34), &policy, vec![block("slow")]).await;
     let end = hours(24) + 1;
     db.apply_at(at(end), &policy, vec![judged("failed", expired(end))]).await;
+    // The work is given up two days later, and the money owed back: nothing was found then.
+    let sql = "UPDATE orders SET status = 'undelivered' WHERE id = 'o1'";
+    db.gateway.execute(sql, &[]).await.unwrap();
+    let block = |id| judged(id, settled_in(id, 100, 0, Finality::Final));
+    let late = Judged { checked_at: at(hours(72)), ..block("fast") };
+    let applied = db.apply_at(at(hours(72)), &policy, vec![late]).await;
+    assert!(!resolved(&applied, "fast").settles);
+    assert_eq!(db.refunds().await, ["fast undelivered 1000000 owed"]);
     let horizon = Duration::from_secs(900);
     let seen = db.store.observed_checks(T0, horizon).await.unwrap();
     assert_eq!(seen.len(), 1);
