@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -26,7 +25,7 @@ use crate::worker::tune::ChainTuning;
 use crate::worker::{
     AskForRuns, Checker, CheckerSettings, Discovery, Driver, Maintenance, Probes, Reconcile,
     ReconcileSettings, Reconciler, RefundSettings, Refunds, Sampling, Schedules, Stop, Targeted,
-    Task, Tuning, WatchedChain,
+    Task, Tuning, Waits, WatchedChain,
 };
 
 /// The share of the grace period that reading may go on for; the rest is for giving leases back.
@@ -302,7 +301,7 @@ impl Parts<'_> {
             metrics: self.metrics.clone(),
             window: settings.window,
             settle_lag: config.schedule.settle_lag.0,
-            waits: AtomicU32::new(0),
+            waits: Waits::default(),
         };
         let tuning = Tuning {
             store: Arc::clone(self.store),

@@ -29,7 +29,7 @@ pub use reconcile::{
     RunAudience, RunEnd, ScanStart, Stage, Unheard, WatchedReceiver,
 };
 pub use refunds::{RefundSettings, Refunds};
-pub use sampling::Sampling;
+pub use sampling::{Sampling, Waits};
 pub use schedules::Schedules;
 pub use targeted::Targeted;
 pub use tune::Tuning;

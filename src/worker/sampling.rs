@@ -3,16 +3,16 @@
 //! It follows a watermark in the order of settling, page by page. A page's samples and the new watermark
 //! are written together, so that neither a killed process nor a second replica counts a payment twice
 //! (I9, I10). A block's time comes from our own records, else from the chain. What the chain does not show
-//! as settled is no sample and is passed over; nothing is concluded about it (I2). While the endpoints of a
-//! chain answer nothing, the page waits where it is, up to a named number of activations.
+//! as settled is no sample and is passed over; nothing is concluded about it (I2). A payment about which no
+//! endpoint answered, or none read its logs, is not one of those: its page waits where it is, up to a named
+//! number of activations.
 //!
 //! Replicas take no lease for this. Two that look at the same moment read the same page, and the second to
 //! write finds the watermark moved and leaves the rest of its activation to the other. So a page costs at
 //! most one read per replica, of some requests per [`READS_MAX`] payments, and no lease can get stuck.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -24,7 +24,8 @@ use super::schedules::Schedules;
 use crate::chain::{Breadth, Chain};
 use crate::clock::Clock;
 use crate::domain::{
-    BlockTime, ChainId, PaidAfter, Payment, PaymentId, Policy, Timestamp, Verdict, judge,
+    BlockTime, ChainId, PaidAfter, Payment, PaymentId, Policy, Timestamp, Verdict, failure_of,
+    judge,
 };
 use crate::schedule::Grid;
 use crate::store::samples::{
@@ -44,9 +45,10 @@ const PAGES_MAX: u32 = 20;
 const READS_MAX: usize = 2_000;
 /// How long the chains may take about one page.
 const READ_BUDGET: Duration = Duration::from_secs(30);
-/// Activations in which a page waits for a chain that answers nothing: with the usual ten seconds between
-/// them, ten minutes. A longer outage costs the samples of one page in each ten minutes; without an end, a
-/// chain whose endpoints are gone for good would keep all others from being sampled.
+/// Activations in which pages wait for a chain that leaves payments unanswered: with the usual ten seconds
+/// between them, ten minutes. What is unanswered after that is lost until the chain has answered all that it
+/// was asked about in one page; without an end, a chain whose endpoints are gone for good would keep all others
+/// from being sampled.
 pub const WAITS_MAX: u32 = 60;
 /// One payment in this many is held out of the fit, to judge it by.
 pub const HELD_OUT_ONE_IN: u64 = 5;
@@ -68,8 +70,46 @@ pub struct Sampling {
     /// Payments are taken once they have been settled for this long, so that a row committed late is not
     /// passed over.
     pub settle_lag: Duration,
-    /// Activations in a row in which the next page waited for a chain; starts at 0.
-    pub waits: AtomicU32,
+    /// Which chains are waited for; starts with none.
+    pub waits: Waits,
+}
+
+/// For how many activations pages have waited for each chain since it last answered all it was asked about. A
+/// chain that answers is not waited for longer because another one does not, nor a dead one anew because the
+/// others answered.
+#[derive(Debug, Default)]
+pub struct Waits(Mutex<BTreeMap<ChainId, u32>>);
+
+impl Waits {
+    /// Whether a page is to be asked about once more, in which each of these chains was `true`, silent, or
+    /// answered. Tells of the first time and of the last.
+    fn asks_again(&self, chains: &BTreeMap<ChainId, bool>) -> bool {
+        // Every change is one insertion or removal, so what is there is whole whoever panicked.
+        let mut waited = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut again = false;
+        for (chain, is_silent) in chains {
+            if !is_silent {
+                waited.remove(chain);
+                continue;
+            }
+            let waits = waited.entry(*chain).or_default();
+            match *waits {
+                0 => {
+                    tracing::warn!(%chain, "this chain leaves payments unanswered; sampling waits for it")
+                }
+                WAITS_MAX => tracing::warn!(
+                    %chain,
+                    waits = WAITS_MAX,
+                    "this chain left payments unanswered for too long; sampling goes on without them"
+                ),
+                _ => {}
+            }
+            again |= *waits < WAITS_MAX;
+            // Stays above the last that is told of.
+            *waits = waits.saturating_add(1).min(WAITS_MAX + 1);
+        }
+        again
+    }
 }
 
 /// What one page came to.
@@ -77,8 +117,20 @@ pub struct Sampling {
 struct Page {
     bins: BTreeMap<SampleKey, SampleCount>,
     skipped: BTreeMap<SkippedSample, u64>,
-    /// Chains that answered nothing.
-    silent: Vec<ChainId>,
+    /// The payments to ask about.
+    to_ask: BTreeMap<ChainId, Vec<Payment>>,
+    /// The chains that were asked, and whether one left any payment unanswered.
+    asked: BTreeMap<ChainId, bool>,
+}
+
+/// What asking about one payment came to.
+enum Asked {
+    /// It settled in a block of this time.
+    Settled(BlockTime),
+    /// The chain does not show it as settled.
+    NotShown,
+    /// No endpoint answered, or none that answered could read the logs.
+    Unanswered,
 }
 
 /// What one activation came to.
@@ -104,12 +156,14 @@ impl Sampling {
         for _ in 0..PAGES_MAX {
             let after =
                 from.clone().unwrap_or_else(|| Watermark::before(now.saturating_sub(self.window)));
-            let stretch = self.store.settled_after(&after, until, self.settle_lag, PAGE_MAX).await?;
+            let stretch =
+                self.store.settled_after(&after, until, self.settle_lag, PAGE_MAX).await?;
             let SettledStretch { payments: page, up_to: Some(to), is_full } = stretch else {
                 return Ok(sampled);
             };
-            let asked = page.iter().filter(|one| one.block_time.is_none()).count();
             sampled.more = is_full;
+            let page = self.sort(page);
+            let asked = page.to_ask.values().map(Vec::len).sum::<usize>();
             if sampled.asked + asked > READS_MAX || stop.is_requested() {
                 sampled.more = true;
                 return Ok(sampled);
@@ -119,7 +173,7 @@ impl Sampling {
                 counted = self.count(page) => counted,
                 () = stop.patience_over() => return Ok(sampled),
             };
-            if self.waits_for(&counted.silent) {
+            if self.waits.asks_again(&counted.asked) {
                 sampled.more = true;
                 return Ok(sampled);
             }
@@ -130,7 +184,6 @@ impl Sampling {
                 .collect();
             let now = self.clock.now();
             let is_first = self.store.record_samples(from.as_ref(), &to, &bins, now).await?;
-            self.waits.store(0, Ordering::Relaxed);
             if !is_first {
                 tracing::debug!("another replica has taken these samples");
                 return Ok(sampled);
@@ -146,72 +199,52 @@ impl Sampling {
         Ok(sampled)
     }
 
-    /// Whether the page is to be asked about once more, because chains in it were silent. Tells of the first
-    /// time and of the last.
-    fn waits_for(&self, silent: &[ChainId]) -> bool {
-        let Some(chain) = silent.first() else { return false };
-        // Activations never overlap, so nobody else counts meanwhile.
-        let waits = self.waits.fetch_add(1, Ordering::Relaxed);
-        if waits == 0 {
-            tracing::warn!(%chain, "no endpoint of this chain answers; sampling waits for it");
-        } else if waits >= WAITS_MAX {
-            tracing::warn!(
-                ?silent,
-                waits,
-                "these chains answered nothing for too long; a page is sampled without their payments"
-            );
-        }
-        waits < WAITS_MAX
-    }
-
-    /// Counts one page. Touches no database (I8).
-    async fn count(&self, page: Vec<SettledPayment>) -> Page {
-        let mut counted = Page::default();
-        let mut to_ask: BTreeMap<ChainId, Vec<Payment>> = BTreeMap::new();
-        for one in page {
+    /// Counts what needs no asking, and sorts the rest by chain.
+    fn sort(&self, settled: Vec<SettledPayment>) -> Page {
+        let mut page = Page::default();
+        for one in settled {
             let payment = match one.payment {
                 Ok(payment) => payment,
                 Err(_) => {
-                    *counted.skipped.entry(SkippedSample::MalformedPayment).or_default() += 1;
+                    page.skip(SkippedSample::MalformedPayment);
                     continue;
                 }
             };
             match (self.chains.get(&payment.chain_id), one.block_time) {
-                (None, _) => {
-                    *counted.skipped.entry(SkippedSample::ChainNotConfigured).or_default() += 1
-                }
-                (Some((_, grid)), Some(block_time)) => counted.add(&payment, block_time, *grid),
+                (None, _) => page.skip(SkippedSample::ChainNotConfigured),
+                (Some((_, grid)), Some(block_time)) => page.add(&payment, block_time, *grid),
                 (Some(_), None) if !Chain::can_read(payment.method) => {
-                    *counted.skipped.entry(SkippedSample::UnsupportedMethod).or_default() += 1;
+                    page.skip(SkippedSample::UnsupportedMethod);
                 }
-                (Some(_), None) => to_ask.entry(payment.chain_id).or_default().push(payment),
+                (Some(_), None) => page.to_ask.entry(payment.chain_id).or_default().push(payment),
             }
         }
-        for (chain_id, payments) in to_ask {
-            let Some((watched, grid)) = self.chains.get(&chain_id) else { continue };
-            let Some(times) = self.ask(watched, &payments).await else {
-                counted.silent.push(chain_id);
-                *counted.skipped.entry(SkippedSample::Unanswered).or_default() +=
-                    payments.len() as u64;
-                continue;
-            };
-            for (payment, block_time) in payments.iter().zip(times) {
-                match block_time {
-                    Some(block_time) => counted.add(payment, block_time, *grid),
-                    None => *counted.skipped.entry(SkippedSample::NotShown).or_default() += 1,
-                }
-            }
-        }
-        counted
+        page
     }
 
-    /// The time of the block that holds each payment's transfer, where the chain shows one. Nothing is
-    /// decided by it, so one endpoint's word and one block's depth are enough. `None`: nobody answered.
-    async fn ask(
-        &self,
-        watched: &WatchedChain,
-        payments: &[Payment],
-    ) -> Option<Vec<Option<BlockTime>>> {
+    /// Asks about the rest of a page, and counts it too. Touches no database (I8).
+    async fn count(&self, mut page: Page) -> Page {
+        for (chain_id, payments) in std::mem::take(&mut page.to_ask) {
+            let Some((watched, grid)) = self.chains.get(&chain_id) else { continue };
+            let mut is_silent = false;
+            for (payment, asked) in payments.iter().zip(self.ask(watched, &payments).await) {
+                match asked {
+                    Asked::Settled(block_time) => page.add(payment, block_time, *grid),
+                    Asked::NotShown => page.skip(SkippedSample::NotShown),
+                    Asked::Unanswered => {
+                        is_silent = true;
+                        page.skip(SkippedSample::Unanswered);
+                    }
+                }
+            }
+            page.asked.insert(chain_id, is_silent);
+        }
+        page
+    }
+
+    /// What the chain shows of each payment. Nothing is decided by it, so one endpoint's word and one block's
+    /// depth are enough.
+    async fn ask(&self, watched: &WatchedChain, payments: &[Payment]) -> Vec<Asked> {
         let policy = Policy {
             paid_after: PaidAfter::Confirmations(1),
             positive_quorum: 1,
@@ -219,19 +252,24 @@ impl Sampling {
         };
         let now = self.clock.now();
         let evidence = watched.chain.read(payments, Breadth::FirstAnswer, now, READ_BUDGET).await;
-        if evidence.iter().flat_map(|e| &e.readings).all(|reading| reading.outcome.is_err()) {
-            return None;
-        }
-        let verdicts = payments.iter().zip(&evidence).map(|(p, e)| judge(p, e, &policy));
-        let times = verdicts.map(|verdict| match verdict {
-            Verdict::Settled(settlement) => Some(settlement.transfer.block.time),
-            _ => None,
+        let of_each = payments.iter().zip(&evidence).map(|(payment, evidence)| {
+            if evidence.readings.iter().all(|reading| failure_of(&reading.outcome).is_some()) {
+                return Asked::Unanswered;
+            }
+            match judge(payment, evidence, &policy) {
+                Verdict::Settled(settlement) => Asked::Settled(settlement.transfer.block.time),
+                _ => Asked::NotShown,
+            }
         });
-        Some(times.collect())
+        of_each.collect()
     }
 }
 
 impl Page {
+    fn skip(&mut self, reason: SkippedSample) {
+        *self.skipped.entry(reason).or_default() += 1;
+    }
+
     fn add(&mut self, payment: &Payment, block_time: BlockTime, grid: Grid) {
         let (started, block) = (payment.started_at(), Timestamp::from(block_time));
         let latency = block.since(started);

@@ -5,7 +5,6 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use alloy_primitives::{Address, B256, U256};
@@ -15,12 +14,12 @@ use reconciled::config::Config;
 use reconciled::domain::{Amount, ChainId, Rail, RawPayment, Timestamp};
 use reconciled::schedule::{Adoption, LatencyCounts, Schedule, Survival, expected, fit};
 use reconciled::sim::gateway::GatewayDb;
-use reconciled::sim::{Authorized, Fault, FaultKind, SimChain, SimServer, SimSettings};
+use reconciled::sim::{Authorized, Fault, SimChain, SimServer, SimSettings};
 use reconciled::store::samples::{Part, SampleBin, SampleCount, SampleKey, Watermark, epoch_of};
 use reconciled::store::schedules::Series;
 use reconciled::store::{DatabaseUrl, Store, connect};
 use reconciled::telemetry::{Metrics, VersionOutcome};
-use reconciled::worker::sampling::{HELD_OUT_ONE_IN, WAITS_MAX, bin_grid, part_of};
+use reconciled::worker::sampling::{HELD_OUT_ONE_IN, WAITS_MAX, Waits, bin_grid, part_of};
 use reconciled::worker::schedules::Following;
 use reconciled::worker::tune::{ChainTuning, Measured, Tuning, measure};
 use reconciled::worker::{Sampling, Schedules, Stop, Stopper, Task};
@@ -96,7 +95,7 @@ impl Bench {
             metrics: metrics.clone(),
             window: Duration::from_secs(24 * 3_600),
             settle_lag: Duration::from_secs(60),
-            waits: AtomicU32::new(0),
+            waits: Waits::default(),
         };
         Self {
             config,
@@ -233,7 +232,7 @@ async fn what_cannot_be_sampled_is_counted_by_reason_and_stops_nothing() {
     assert_eq!(bench.metric("schedule_samples_skipped_total{reason=\"unanswered\"}"), "0");
     // But not for ever: then it keeps the others no longer.
     let sampled = bench.sampling.sample(&bench.stop).await.unwrap();
-    assert_eq!((sampled.samples, sampled.skipped, sampled.asked), (1, 3, 3));
+    assert_eq!((sampled.samples, sampled.skipped, sampled.asked), (1, 3, 1));
     for (reason, count) in [
         ("unanswered", "1"),
         ("not_shown", "0"),
@@ -248,11 +247,16 @@ async fn what_cannot_be_sampled_is_counted_by_reason_and_stops_nothing() {
     assert_eq!((again.samples, again.skipped), (0, 0), "nobody is asked twice");
     bench.settled("unread as well", 100, 120, None).await;
     let sampled = bench.sampling.sample(&bench.stop).await.unwrap();
-    assert_eq!((sampled.skipped, sampled.more), (0, true), "the next page waits as long");
+    assert_eq!(
+        (sampled.skipped, sampled.more),
+        (1, false),
+        "the others wait for a dead chain once"
+    );
 }
 
-#[tokio::test]
-async fn an_outage_of_a_chain_costs_no_sample() {
+/// A simulated chain with one transfer in the block of second 104, which the payment `unread`, broadcast in
+/// second 100, made.
+async fn simulated() -> SimServer {
     let token = Address::from_str(row("any", 0).token.as_deref().unwrap()).unwrap();
     let genesis = T0.saturating_sub(Duration::from_secs(600));
     let (block_time, finalized_lag) = (Duration::from_secs(2), Duration::from_secs(60));
@@ -266,22 +270,64 @@ async fn an_outage_of_a_chain_costs_no_sample() {
         nonce: B256::left_padding_from(&[101]),
     };
     chain.lock().transfer(at(104), transfer).unwrap();
-    let server = SimServer::start(chain, 1).await.unwrap();
-    let url = server.urls()[0].to_string();
-    let bench = Bench::configured(&CONFIGURATION.replace("http://127.0.0.1:9", &url)).await;
+    chain.lock().set_time(at(600));
+    SimServer::start(chain, 1).await.unwrap()
+}
+
+/// An endpoint that answers nothing, and one that says that it was used and refuses every look at its logs.
+#[tokio::test]
+async fn an_outage_of_a_chain_or_of_its_logs_costs_no_sample() {
+    for fault in [Fault::Down, Fault::LogRangeLimit(0)] {
+        let server = simulated().await;
+        let url = server.urls()[0].to_string();
+        let bench = Bench::configured(&CONFIGURATION.replace("http://127.0.0.1:9", &url)).await;
+        bench.settled("unread", 100, 110, None).await;
+        server.set_fault(0, fault);
+        for _ in 0..5 {
+            let sampled = bench.sampling.sample(&bench.stop).await.unwrap();
+            assert_eq!((sampled.samples, sampled.skipped, sampled.more), (0, 0, true), "{fault:?}");
+            bench.clock.advance(Duration::from_secs(10));
+            server.chain().lock().set_time(bench.clock.now());
+        }
+        server.clear_fault(0, fault.kind());
+        bench.clock.advance(Duration::from_secs(60));
+        server.chain().lock().set_time(bench.clock.now());
+        let sampled = bench.sampling.sample(&bench.stop).await.unwrap();
+        assert_eq!((sampled.samples, sampled.skipped), (1, 0), "{fault:?}");
+        assert_eq!(bench.bins().await[0].count.latency_sum_ms, 4_000);
+        server.stop().await.unwrap();
+    }
+}
+
+/// The first page waits for it, and no later one does: neither because another chain answered in between, nor
+/// because a page had nobody to ask.
+#[tokio::test]
+async fn a_dead_chain_keeps_the_others_waiting_once() {
+    let server = simulated().await;
+    let answers = format!(
+        "[[chains]]\nchain_id = 8453\n[[chains.endpoints]]\nname = \"sim\"\nurl = \"{}\"\n",
+        server.urls()[0]
+    );
+    let configuration = CONFIGURATION.replace("8453", "5") + &answers;
+    let bench = Bench::configured(&configuration).await;
+    let of_the_dead = async |id: &str, settled: u64| {
+        bench.settled(id, 90, settled, None).await;
+        let sql = "UPDATE payments SET chain_id = 5 WHERE id = ?";
+        bench.gateway.execute(sql, &[Some(id)]).await.unwrap();
+    };
+    of_the_dead("first", 109).await;
     bench.settled("unread", 100, 110, None).await;
-    server.set_fault(0, Fault::Down);
-    for _ in 0..5 {
+    for _ in 0..WAITS_MAX {
         let sampled = bench.sampling.sample(&bench.stop).await.unwrap();
         assert_eq!((sampled.samples, sampled.skipped, sampled.more), (0, 0, true));
-        bench.clock.advance(Duration::from_secs(10));
     }
-    server.clear_fault(0, FaultKind::Down);
-    bench.clock.advance(Duration::from_secs(60));
-    server.chain().lock().set_time(bench.clock.now());
     let sampled = bench.sampling.sample(&bench.stop).await.unwrap();
-    assert_eq!((sampled.samples, sampled.skipped), (1, 0));
-    assert_eq!(bench.bins().await[0].count.latency_sum_ms, 4_000);
+    assert_eq!((sampled.samples, sampled.skipped), (1, 1));
+    bench.settled("known", 100, 111, Some(103)).await;
+    assert_eq!(bench.sampling.sample(&bench.stop).await.unwrap().samples, 1);
+    of_the_dead("second", 112).await;
+    let sampled = bench.sampling.sample(&bench.stop).await.unwrap();
+    assert_eq!((sampled.samples, sampled.skipped, sampled.more), (0, 1, false));
     server.stop().await.unwrap();
 }
 
