@@ -89,7 +89,7 @@ impl LatencyCounts {
         self.open[self.grid.whole_bins(age)] += weight_of(weight);
     }
 
-    /// A payment that was proven never to settle: it survives every age.
+    /// A payment that was failed and has not settled since: it survives every age.
     pub fn add_never(&mut self, weight: f64) {
         self.never += weight_of(weight);
     }
@@ -114,7 +114,7 @@ impl LatencyCounts {
         self.late
     }
 
-    /// The weight of those proven never to settle.
+    /// The weight of those that were failed and have not settled since.
     pub fn never(&self) -> f64 {
         self.never
     }
