@@ -61,6 +61,9 @@ macro_rules! suite {
             tests! { agreement, $chain:
                 all_are_read_at_the_lowest_head_that_is_near_the_others
                 an_endpoint_too_far_behind_is_lagging_and_drags_nobody
+                what_a_lagging_endpoint_shows_used_is_evidence
+                i2_a_head_of_the_future_makes_nobody_lag_and_shows_nothing_unused
+                i2_an_old_number_of_a_new_time_hides_no_transfer
                 what_is_final_above_the_common_block_makes_that_final
                 another_hash_at_the_common_block_is_disagreement
                 one_that_denies_a_cancellation_is_named_and_ends_nothing

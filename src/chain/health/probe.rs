@@ -260,7 +260,7 @@ impl Chain {
         looks.sort_by_key(|(place, _)| *place);
         let heads: Vec<BlockRef> =
             looks.iter().filter_map(|(_, look)| Some(look.as_ref().ok()?.heads.head)).collect();
-        let common = common_block(&heads, self.settings.head_lag_max);
+        let common = common_block(&heads, self.near());
         let mut diagnoses = Vec::with_capacity(looks.len());
         let mut standing = Vec::with_capacity(looks.len());
         for (place, look) in looks {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use reconciled::chain::Breadth;
 use reconciled::domain::{
-    BlockRef, EndpointName, Evidence, Inconclusive, NonceState, Payment, Policy, ReadFailureKind,
-    Unsettleable, Verdict, disagreements, judge,
+    BlockRef, BlockTime, EndpointName, Evidence, Inconclusive, NonceState, Payment, Policy,
+    ReadFailureKind, Timestamp, Unsettleable, Verdict, disagreements, judge,
 };
 use serde_json::{Value, json};
 use url::Url;
@@ -26,6 +26,19 @@ pub(super) async fn behind(chain: &impl TestChain, head: BlockRef, finalized: Bl
         answer["result"]["number"] = json!(format!("{:#x}", block.number));
         answer["result"]["hash"] = json!(block.hash);
         answer["result"]["timestamp"] = json!(format!("{:#x}", block.time.as_secs()));
+    })
+    .await
+}
+
+/// An endpoint of `chain` that calls one authorization unused, whatever it is.
+async fn denying(chain: &impl TestChain) -> Url {
+    // The last word of the answer is the state.
+    proxy(chain.url(), |call, answer| {
+        if call["method"] == "eth_call" {
+            let result = answer["result"].as_str().unwrap();
+            let unused = format!("{}0", &result[..result.len() - 1]);
+            answer["result"] = json!(unused);
+        }
     })
     .await
 }
@@ -71,6 +84,67 @@ pub(crate) async fn an_endpoint_too_far_behind_is_lagging_and_drags_nobody<C: Te
     assert_eq!(failures(&evidence), [None, Some(ReadFailureKind::Lagging), None]);
     assert_eq!(read_at(&evidence), [newest; 2]);
     assert!(disagreements(&evidence).is_empty(), "lag is no contradiction");
+}
+
+pub(crate) async fn what_a_lagging_endpoint_shows_used_is_evidence<C: TestChain>() {
+    let chain = C::start().await;
+    let first = chain.head().await;
+    let used = authorization(&chain, 1).await;
+    let payment = payment(&chain, &used).await;
+    chain.transfer(&[used]).await;
+    let head = chain.head().await;
+    chain.mine(10).await;
+    // One that has got further, and denies the transfer.
+    let urls = [behind(&chain, head, first).await, denying(&chain).await];
+    let mut settings = settings(&chain, &urls);
+    settings.head_lag_max = Duration::from_secs(5);
+    let evidence = read_all(&Reader::with(settings), &payment).await;
+    assert_eq!(failures(&evidence), [None, None], "{evidence:?}");
+    let shown = evidence.readings[0].outcome.as_ref().unwrap();
+    assert!(matches!(shown.nonce, NonceState::Used(_)), "{shown:?}");
+    assert_eq!(shown.head, head, "at its own head");
+    let verdict = judge(&payment, &evidence, &quorum(1));
+    assert!(matches!(verdict, Verdict::Settled { .. }), "{verdict:?}");
+}
+
+pub(crate) async fn i2_a_head_of_the_future_makes_nobody_lag_and_shows_nothing_unused<
+    C: TestChain,
+>() {
+    let chain = C::start().await;
+    let payment = payment(&chain, &authorization(&chain, 1).await).await;
+    chain.mine(3).await;
+    let head = chain.head().await;
+    let ahead = BlockRef {
+        number: head.number + 1_000,
+        time: BlockTime::from_secs(head.time.as_secs() + 2 * 86_400),
+        ..head
+    };
+    let urls = [chain.url(), behind(&chain, ahead, ahead).await];
+    let reader = Reader::with(settings(&chain, &urls));
+    let (now, within) = (Timestamp::from(head.time), Duration::from_secs(20));
+    let asked = std::slice::from_ref(&payment);
+    let evidence = reader.read_within(asked, Breadth::All, now, within).await.remove(0);
+    assert_eq!(failures(&evidence), [None, Some(ReadFailureKind::BadAnswer)], "{evidence:?}");
+    assert_eq!(read_at(&evidence), [head]);
+}
+
+pub(crate) async fn i2_an_old_number_of_a_new_time_hides_no_transfer<C: TestChain>() {
+    let chain = C::start().await;
+    let first = chain.head().await;
+    chain.mine(20).await;
+    let used = authorization(&chain, 1).await;
+    let payment = payment(&chain, &used).await;
+    chain.transfer(&[used]).await;
+    let newest = chain.head().await;
+    let old = BlockRef { time: newest.time, ..first };
+    let urls = [chain.url(), behind(&chain, old, old).await];
+    let mut settings = settings(&chain, &urls);
+    // So that twenty blocks are far.
+    settings.block_time = Duration::from_secs(20);
+    let evidence = read_all(&Reader::with(settings), &payment).await;
+    let shown = evidence.readings[0].outcome.as_ref().unwrap();
+    assert!(matches!(shown.nonce, NonceState::Used(_)), "{shown:?}");
+    assert_eq!(shown.head, newest);
 }
 
 pub(crate) async fn what_is_final_above_the_common_block_makes_that_final<C: TestChain>() {
@@ -124,15 +198,7 @@ pub(crate) async fn one_that_denies_a_cancellation_is_named_and_ends_nothing<C: 
     let payment = payment(&chain, &canceled).await;
     chain.cancel(&canceled).await;
     chain.mine(FINALIZED_AFTER).await;
-    // The last word of the answer is the state: it says that the authorization is unused.
-    let denies = proxy(chain.url(), |call, answer| {
-        if call["method"] == "eth_call" {
-            let result = answer["result"].as_str().unwrap();
-            let unused = format!("{}0", &result[..result.len() - 1]);
-            answer["result"] = json!(unused);
-        }
-    })
-    .await;
+    let denies = denying(&chain).await;
     let urls = [chain.url(), denies, chain.url()];
     let evidence = read_all(&Reader::with(settings(&chain, &urls)), &payment).await;
     let states: Vec<_> =
