@@ -79,10 +79,8 @@ impl Endpoint {
         first: Option<(u64, u64)>,
         now: Timestamp,
     ) -> Result<RefundSearch, ReadFailure> {
-        let silence = self.silence(refunds.iter().map(|refund| &refund.token));
-        if let Some(failure) = silence.and_then(|failures| failures.into_iter().next()) {
-            return Err(failure);
-        }
+        let silenced = self.silenced(refunds.iter().map(|refund| &refund.token));
+        let (believed, unsearched) = believed_about(refunds, silenced)?;
         let heads = self.heads(settings).await?;
         self.check_chain(settings).await?;
         // What a head that stands still does not show may well be there.
@@ -105,7 +103,7 @@ impl Endpoint {
             }
         };
         let mut by_nonce: BTreeMap<B256, Vec<TokenLog>> = BTreeMap::new();
-        let filter = uses_filter(refunds, policy);
+        let filter = uses_filter(&believed, policy);
         let take = |logs: Vec<TokenLog>| {
             for log in logs {
                 let uses = by_nonce.entry(log.topics[2]).or_default();
@@ -120,7 +118,8 @@ impl Endpoint {
         let flooded = take_floods(&mut by_nonce);
         let found: Vec<TokenLog> = by_nonce.into_values().flatten().collect();
         let uses = self.uses(&found).await?;
-        let (consumed, unread) = self.consumed(settings, refunds, policy, &heads.head).await;
+        let (consumed, mut unread) = self.consumed(settings, &believed, policy, &heads.head).await;
+        unread.extend(unsearched);
         let range = RefundSearch {
             from_block,
             to_block,
@@ -286,6 +285,28 @@ fn take_floods(by_nonce: &mut BTreeMap<B256, Vec<TokenLog>>) -> BTreeSet<B256> {
     flooded
 }
 
+/// The records that an endpoint is searched about, and those that it is not, as it answers wrongly about
+/// their token (I11); an error where that leaves none.
+fn believed_about(
+    refunds: &[SearchedRefund],
+    silenced: Vec<Option<ReadFailure>>,
+) -> Result<(Vec<SearchedRefund>, BTreeSet<i64>), ReadFailure> {
+    let (mut believed, mut unsearched, mut why) = (Vec::new(), BTreeSet::new(), None);
+    for (refund, silence) in refunds.iter().zip(silenced) {
+        match silence {
+            None => believed.push(refund.clone()),
+            Some(failure) => {
+                unsearched.insert(refund.id);
+                why.get_or_insert(failure);
+            }
+        }
+    }
+    match why {
+        Some(failure) if believed.is_empty() => Err(failure),
+        _ => Ok((believed, unsearched)),
+    }
+}
+
 /// Uses and cancellations of the records' nonces by the refund wallets; by anybody where none are named.
 fn uses_filter(refunds: &[SearchedRefund], policy: &RefundPolicy) -> LogFilter {
     let tokens: BTreeSet<Address> = refunds.iter().map(|refund| refund.token).collect();
@@ -298,5 +319,44 @@ fn uses_filter(refunds: &[SearchedRefund], policy: &RefundPolicy) -> LogFilter {
             policy.wallets.iter().map(|wallet| wallet.into_word()).collect(),
             nonces.into_iter().collect(),
         ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{Amount, ChainId, OrderId, PaymentId, RefundStatus};
+
+    fn refund(id: i64) -> SearchedRefund {
+        SearchedRefund {
+            id,
+            payment_id: PaymentId::from("p"),
+            order_id: OrderId::from("o"),
+            chain_id: ChainId::new(1),
+            token: Address::ZERO,
+            payer: Address::ZERO,
+            amount: Amount::ZERO,
+            refund_nonce: B256::ZERO,
+            status: RefundStatus::Owed,
+            paid_tx: None,
+            detected_at: Timestamp::from_millis(0),
+            searched_to: None,
+            begun_at: None,
+            is_use_seen: false,
+            was_malformed: false,
+        }
+    }
+
+    #[test]
+    fn i11_a_record_of_a_token_the_endpoint_is_wrong_about_is_not_searched_and_the_others_are() {
+        let refunds = [refund(1), refund(2)];
+        let wrong = || Some(ReadFailure::new(ReadFailureKind::Unhealthy, "wrong"));
+        let ids = |silenced| {
+            let (believed, unsearched) = believed_about(&refunds, silenced)?;
+            Ok((believed.iter().map(|refund| refund.id).collect::<Vec<_>>(), unsearched))
+        };
+        assert_eq!(ids(vec![None, None]), Ok((vec![1, 2], [].into())));
+        assert_eq!(ids(vec![wrong(), None]), Ok((vec![2], [1].into())));
+        assert_eq!(ids(vec![wrong(), wrong()]), Err(wrong().unwrap()));
     }
 }

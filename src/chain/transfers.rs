@@ -91,8 +91,9 @@ impl Chain {
         within: Duration,
     ) -> Result<ScanAnswer, ReadFailure> {
         let endpoint = self.endpoint(endpoint)?;
-        let silence = endpoint.silence(receivers.iter().map(|receiver| &receiver.token));
-        if let Some(failure) = silence.and_then(|failures| failures.into_iter().next()) {
+        // One answer is about all of them, and the cursors of all move by it.
+        let silenced = endpoint.silenced(receivers.iter().map(|receiver| &receiver.token));
+        if let Some(failure) = silenced.into_iter().flatten().next() {
             return Err(failure);
         }
         bounded(within, endpoint.scan_transfers(&self.settings, receivers, first, last)).await

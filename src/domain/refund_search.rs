@@ -109,7 +109,8 @@ pub struct RefundSearch {
     pub flooded: BTreeSet<B256>,
     /// Records whose nonce one of the wallets used by now, whether or not a log says so.
     pub consumed: BTreeSet<i64>,
-    /// Records in somebody's hands of which that could not be read.
+    /// Records in somebody's hands of which that could not be read, and all that the endpoint is not believed
+    /// about: nothing was searched for those.
     pub unread: BTreeSet<i64>,
 }
 

@@ -4,10 +4,12 @@
 mod stage;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use reconciled::chain::{Breadth, ChainSettings, KnownUsed, Sickness};
 use reconciled::domain::{
-    Payment, PaymentId, Policy, RawPayment, ReadFailureKind, Timestamp, Verdict, judge,
+    EndpointName, Payment, PaymentId, Policy, RawPayment, ReadFailureKind, Receiver, Timestamp,
+    Verdict, judge,
 };
 use reconciled::sim::gateway::NewOrder;
 use serde_json::json;
@@ -113,6 +115,10 @@ async fn i2_no_token_however_hostile_reads_as_settled_and_honest_neighbours_are_
     assert!(wrong.is_empty(), "without Multicall3: {wrong:#?}");
 }
 
+fn receiver(payment: &Payment) -> Receiver {
+    Receiver { token: payment.token, pay_to: payment.pay_to }
+}
+
 #[tokio::test]
 async fn i11_a_token_that_calls_every_nonce_used_makes_no_endpoint_sick_about_another() {
     const UNHEALTHY: Option<ReadFailureKind> = Some(ReadFailureKind::Unhealthy);
@@ -135,6 +141,17 @@ async fn i11_a_token_that_calls_every_nonce_used_makes_no_endpoint_sick_about_an
         // First it is all that is known, then the honest token is known as well.
         for _ in 0..2 {
             assert_eq!(probe_at(&reader, 0).await, [Some(Sickness::RandomNonceUsed); 2]);
+            // One answer of a scan is about all its tokens.
+            let head = stage.chain.head().await.number;
+            let first = honest.landed.iter().map(receiver).next().unwrap();
+            for (receivers, failure) in
+                [(vec![first], None), (vec![first, receiver(&hostile.payment)], UNHEALTHY)]
+            {
+                let (name, receivers) = (EndpointName::new("a"), receivers.into_iter().collect());
+                let within = Duration::from_secs(20);
+                let scan = reader.chain.scan(&name, &receivers, head - 1, head, within).await;
+                assert_eq!(scan.err().map(|failure| failure.kind), failure);
+            }
             for breadth in [Breadth::FirstAnswer, Breadth::All] {
                 let evidence = reader.read_at(&payments, breadth, 0).await;
                 assert_eq!(failures(&evidence[0]), [UNHEALTHY; 2], "{breadth:?}");
