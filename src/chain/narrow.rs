@@ -74,7 +74,11 @@ impl Chain {
         let (spared, mut order): (Vec<usize>, Vec<usize>) =
             (0..count).map(|place| (first + place) % count).partition(|place| {
                 let endpoint = &self.endpoints[*place];
-                endpoint.is_spared() || endpoint.silence(tokens.iter()).is_some()
+                let is_silent = || match tokens.is_empty() {
+                    true => endpoint.sickness().is_some(),
+                    false => endpoint.silence(tokens.iter()).is_some(),
+                };
+                endpoint.is_spared() || is_silent()
             });
         order.extend(spared);
         order

@@ -32,7 +32,8 @@ fn bad(detail: String) -> ReadFailure {
 }
 
 impl Chain {
-    /// Asks one endpoint after the other where it stands, until `enough` have said so. `cursor` is the
+    /// Asks one endpoint after the other where it stands, beginning at the next one each time and with those
+    /// that are to be spared last, until `enough` have said so. `cursor` is the
     /// number of the last block that was scanned. Each is given up after `within`.
     pub async fn scan_heads(
         &self,
@@ -41,7 +42,8 @@ impl Chain {
         within: Duration,
     ) -> Answers<ScanHead> {
         let mut answers = Answers::new();
-        for endpoint in &self.endpoints {
+        for place in self.in_turn(&BTreeSet::new()) {
+            let endpoint = &self.endpoints[place];
             if answers.iter().filter(|(_, answer)| answer.is_ok()).count() >= enough {
                 break;
             }

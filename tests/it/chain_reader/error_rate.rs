@@ -60,9 +60,9 @@ pub(crate) async fn one_that_keeps_failing_gives_no_evidence_until_few_requests_
         }
         let within = Duration::from_secs(5);
         let heads = reader.chain.scan_heads(None, 2, within).await;
-        assert_eq!(heads[0].1.as_ref().unwrap_err().kind, ReadFailureKind::Unhealthy);
-        assert!(heads[1].1.is_ok());
-        let name = &heads[0].0;
+        assert!(heads[0].1.is_ok(), "the well one first");
+        assert_eq!(heads[1].1.as_ref().unwrap_err().kind, ReadFailureKind::Unhealthy);
+        let name = &heads[1].0;
         let block = reader.chain.scan_block(name, 1, within).await.unwrap_err();
         assert_eq!(block.kind, ReadFailureKind::Unhealthy);
         assert!(block.detail.starts_with("error_rate: 10 of 10 requests failed"), "{block}");
