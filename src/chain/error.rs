@@ -157,11 +157,10 @@ impl CallError {
     }
 
     /// Whether the request failed, and with it the endpoint or the way to it: the error rate counts this. An
-    /// error object is an answer; a range that is too wide is our fault, and teaches a width.
+    /// error object is an answer. A log range that is too wide is our fault, which only the asker can tell.
     pub(super) fn is_failure(&self) -> bool {
         match self {
-            Self::Unreachable(_) | Self::Timeout => true,
-            Self::Http { .. } | Self::BadAnswer(_) => !self.is_range_refusal(),
+            Self::Unreachable(_) | Self::Timeout | Self::Http { .. } | Self::BadAnswer(_) => true,
             Self::Rpc { .. } | Self::NotAllowed(_) | Self::NotSent { .. } => false,
         }
     }

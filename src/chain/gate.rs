@@ -171,14 +171,32 @@ impl Gate {
         lock(&self.backoff).left(self.clock.now())
     }
 
-    /// It answered: whatever it refused before is over.
+    /// It answered: whatever it refused before is over, unless it is left alone right now. Then the request
+    /// was under way before, and its answer takes nothing back.
     pub(super) fn answered(&self) {
-        *lock(&self.backoff) = Backoff::default();
+        let now = self.clock.now();
+        let mut backoff = lock(&self.backoff);
+        if backoff.left(now).is_none() {
+            *backoff = Backoff::default();
+        }
     }
 
     /// It asked to be left alone, for as long as it said, if it did.
     pub(super) fn refused(&self, asked_for: Option<Duration>, kind: ReadFailureKind) {
         lock(&self.backoff).refused(self.clock.now(), asked_for, kind);
+    }
+
+    /// As after a refusal whose time is over.
+    #[cfg(test)]
+    pub(super) fn refused_before(&self, kind: ReadFailureKind) {
+        let before = self.clock.now().saturating_sub(RETRY_AFTER_MAX);
+        lock(&self.backoff).refused(before, None, kind);
+    }
+
+    /// How many refusals in a row there were.
+    #[cfg(test)]
+    pub(super) fn refusals(&self) -> u32 {
+        lock(&self.backoff).refusals
     }
 
     /// The time to wait that a `Retry-After` header asks for: seconds, or a date of HTTP.
@@ -273,6 +291,8 @@ mod tests {
         let (gate, clock) = gate(EndpointLimits::default());
         drop(gate.enter(1).await.unwrap());
         gate.refused(Some(SECOND * 5), ReadFailureKind::RateLimited);
+        // An answer to what was sent before that.
+        gate.answered();
         let refused = gate.enter(1).await.unwrap_err();
         assert_eq!(refused.kind(), ReadFailureKind::RateLimited);
         clock.advance(SECOND * 5);

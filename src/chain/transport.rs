@@ -209,8 +209,10 @@ impl Transport {
         let retry_after =
             retry_after.and_then(|at| at.to_str().ok()).and_then(|at| self.gate.retry_after(at));
         let answered = self.read_answers(response, first_id, count).await;
-        self.mind(status, retry_after, &answered);
-        if let Some(has_failed) = has_failed(status, &answered) {
+        let reads_logs = calls.iter().any(|call| call.method == "eth_getLogs");
+        let has_failed = has_failed(status, &answered, reads_logs);
+        self.mind(status, retry_after, &answered, has_failed);
+        if let Some(has_failed) = has_failed {
             self.count(has_failed);
         }
         answered
@@ -230,18 +232,19 @@ impl Transport {
         }
     }
 
-    /// Leaves an endpoint alone that asks for it, or that takes connections and says nothing.
+    /// Leaves an endpoint alone that asks for it, or that takes connections and says nothing. Only a request
+    /// that did not fail ends that.
     fn mind(
         &self,
         status: u16,
         retry_after: Option<Duration>,
         answered: &Result<Vec<CallResult>, CallError>,
+        has_failed: Option<bool>,
     ) {
         let of_all = |is: &dyn Fn(&CallError) -> bool| match answered {
             Err(error) => is(error),
             Ok(results) => results.iter().all(|result| result.as_ref().is_err_and(is)),
         };
-        let too_wide = of_all(&|error| error.is_range_refusal());
         let is_limited = |error: &CallError| error.kind() == ReadFailureKind::RateLimited;
         // Of a batch, one call is enough: the rest of the plan's allowance is gone.
         let is_any_limited = match answered {
@@ -250,11 +253,11 @@ impl Transport {
         };
         if is_any_limited {
             self.gate.refused(retry_after, ReadFailureKind::RateLimited);
-        } else if status == 503 && !too_wide {
+        } else if status == 503 && has_failed.is_none() {
             self.gate.refused(retry_after, ReadFailureKind::RpcError);
         } else if of_all(&|error| *error == CallError::Timeout) {
             self.gate.refused(None, ReadFailureKind::Unreachable);
-        } else {
+        } else if has_failed == Some(false) {
             self.gate.answered();
         }
     }
@@ -312,17 +315,22 @@ impl Transport {
 }
 
 /// Whether a request failed, for the error rate. `None`: the endpoint asked to be spared, which is seen to
-/// by the gate.
-fn has_failed(status: u16, answered: &Result<Vec<CallResult>, CallError>) -> Option<bool> {
+/// by the gate. That a range is too wide can only be said to who `reads_logs`.
+fn has_failed(
+    status: u16,
+    answered: &Result<Vec<CallResult>, CallError>,
+    reads_logs: bool,
+) -> Option<bool> {
     let errors: Vec<&CallError> = match answered {
         Err(error) => vec![error],
         Ok(results) => results.iter().filter_map(|result| result.as_ref().err()).collect(),
     };
     let any = |is: &dyn Fn(&CallError) -> bool| errors.iter().any(|error| is(error));
-    let is_ours = any(&|error| error.is_range_refusal() || error.is_revert());
+    let is_too_wide = |error: &CallError| reads_logs && error.is_range_refusal();
+    let is_ours = any(&|error| is_too_wide(error) || error.is_revert());
     if status == 503 && !is_ours || any(&|error| error.kind() == ReadFailureKind::RateLimited) {
         return None;
     }
     let server_error = status >= 500 && !errors.is_empty() && !is_ours;
-    Some(server_error || any(&CallError::is_failure))
+    Some(server_error || any(&|error| error.is_failure() && !is_too_wide(error)))
 }

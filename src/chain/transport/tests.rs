@@ -240,6 +240,25 @@ fn what_paces_teaches_or_reverts_is_no_failure_and_the_rest_is() {
         (503, Ok(vec![Err(wide())]), Some(false)),
     ];
     for (status, answered, failed) in cases {
-        assert_eq!(has_failed(status, &answered), failed, "{status}: {answered:?}");
+        assert_eq!(has_failed(status, &answered, true), failed, "{status}: {answered:?}");
+    }
+    // Whoever reads no logs asked for no range.
+    for error in [http(413), CallError::BadAnswer("response size is above 1 bytes".to_owned())] {
+        assert_eq!(has_failed(200, &Err(error.clone()), true), Some(false), "{error}");
+        assert_eq!(has_failed(200, &Err(error.clone()), false), Some(true), "{error}");
+    }
+    assert_eq!(has_failed(503, &Ok(vec![Err(wide())]), false), None);
+}
+
+#[tokio::test]
+async fn only_an_answer_that_did_not_fail_ends_the_doublings() {
+    let body = r#"{"id":0,"result":"0x1"}"#;
+    for (status, body, ends) in [("200 OK", body, true), ("502 Bad Gateway", "", false)] {
+        let (port, _) = server(http(status, body)).await;
+        let transport = transport(&format!("http://127.0.0.1:{port}"), &Arc::new(Seen::default()));
+        // The clock of the gate stands still, and what is spared for no time is over at once.
+        transport.gate.refused_before(ReadFailureKind::RateLimited);
+        let _ = transport.exchange(&[call("eth_chainId")]).await;
+        assert_eq!(transport.gate.refusals() == 0, ends, "{status}");
     }
 }
