@@ -66,6 +66,10 @@ fn no_code(call: &StateCall) -> ReadFailure {
     )
 }
 
+/// The most times a call that took too much is made in two halves, in one read: enough to single out several
+/// contracts among a few hundred.
+const SPLITS_MAX: usize = 128;
+
 /// How nodes say that a call took too much: gas, memory or time. Lower case.
 const TOO_MUCH_PHRASES: [&str; 5] =
     ["gas", "oog", "memory limit", "execution aborted", "execution timeout"];
@@ -114,6 +118,7 @@ impl Endpoint {
         let mut words: Vec<Result<U256, ReadFailure>> = Vec::with_capacity(calls.len());
         // A stack of what is left to ask, the next on top.
         let mut left: Vec<&[StateCall]> = calls.chunks(settings.batch_max).rev().collect();
+        let mut splits = 0;
         while let Some(chunk) = left.pop() {
             let read = match self.lacks_multicall() {
                 true => Ok(None),
@@ -130,7 +135,8 @@ impl Endpoint {
                     words.extend(read);
                 }
                 // One contract may burn all the gas of a call: the others must not pay for it (I11).
-                Err(failure) if is_too_much(&failure) && chunk.len() > 1 => {
+                Err(failure) if is_too_much(&failure) && chunk.len() > 1 && splits < SPLITS_MAX => {
+                    splits += 1;
                     let (first, second) = chunk.split_at(chunk.len() / 2);
                     left.extend([second, first]);
                 }

@@ -129,6 +129,7 @@ macro_rules! suite {
                 an_endpoint_that_hangs_takes_nothing_from_the_others
                 i11_a_log_search_that_hangs_takes_nothing_from_what_was_answered
                 a_token_that_burns_all_gas_does_not_touch_its_neighbours
+                one_that_calls_everything_too_much_is_not_asked_in_halves_for_ever
                 what_an_endpoint_says_is_never_kept_whole
                 a_failed_log_read_fails_only_the_used_payments
                 i2_who_refuses_logs_still_contradicts_who_says_unused

@@ -490,6 +490,24 @@ pub(crate) async fn a_token_that_burns_all_gas_does_not_touch_its_neighbours<C: 
     assert_eq!(failures(burnt), [Some(ReadFailureKind::RpcError)]);
 }
 
+pub(crate) async fn one_that_calls_everything_too_much_is_not_asked_in_halves_for_ever<
+    C: TestChain,
+>() {
+    let (chain, payments, _) = staged::<C>().await;
+    let nonces = (0..250u64).map(|n| B256::left_padding_from(&n.to_be_bytes()));
+    let payments: Vec<Payment> =
+        nonces.map(|nonce| Payment { nonce, ..payments[1].clone() }).collect();
+    let (evidence, reader) = read_through(&chain, &payments, |call, answer| {
+        if call["method"] == "eth_call" {
+            refuse(answer, -32_000, "out of gas");
+        }
+    })
+    .await;
+    assert!(evidence.iter().all(|e| failures(e) == [Some(ReadFailureKind::RpcError)]));
+    let calls = reader.calls.of("eth_call");
+    assert!((200..300).contains(&calls), "all of them in halves were 499, and these {calls}");
+}
+
 pub(crate) async fn what_an_endpoint_says_is_never_kept_whole<C: TestChain>() {
     let (chain, payments, _) = staged::<C>().await;
     let (evidence, _) = read_through(&chain, &payments, |call, answer| {
