@@ -24,6 +24,10 @@ const SEEN_MAX: usize = 10_000;
 /// How long an endpoint is held to what it said. A node behind its URL that lags has caught up by then.
 const SEEN_FOR: Duration = Duration::from_secs(3_600);
 
+/// What others have seen used binds one whose head is at most so many blocks below that. No endpoint that is
+/// believed lags by more, and one that names any number as its head must not silence the others.
+const ABOVE_MAX: u64 = 1_000;
+
 /// One authorization of a chain.
 type Authorization = (Keeper, Address, Address, B256);
 
@@ -93,7 +97,8 @@ impl SeenUsed {
         now: Timestamp,
     ) -> Option<BlockRef> {
         let seen = self.uses.get(one).filter(|seen| now.since(seen.at) < SEEN_FOR)?;
-        (seen.block.number > head || seen.by.contains(endpoint)).then_some(seen.block)
+        let lags = seen.block.number > head && seen.block.number - head <= ABOVE_MAX;
+        (lags || seen.by.contains(endpoint)).then_some(seen.block)
     }
 }
 
@@ -223,6 +228,16 @@ mod tests {
         };
         assert!(binds(&liar, 9, NOW) && binds(&liar, 8, NOW) && binds(&honest, 8, NOW));
         assert!(!binds(&honest, 9, NOW));
+        let far = BlockRef { number: 9 + ABOVE_MAX, ..block };
+        seen.note(one(1), far, &liar, NOW);
+        let binds =
+            |endpoint: &EndpointName, head: u64| seen.block(&one(1), endpoint, head, NOW).is_some();
+        assert!(binds(&honest, 9) && !binds(&honest, 8), "no lag is as long as that");
+        assert!(binds(&liar, 8), "its own word");
+        seen.note(one(1), block, &liar, NOW);
+        let binds = |endpoint: &EndpointName, head: u64, now: Timestamp| {
+            seen.block(&one(1), endpoint, head, now).is_some()
+        };
         let later = NOW.saturating_add(SEEN_FOR);
         assert!(!binds(&liar, 9, later) && !binds(&honest, 8, later));
     }
