@@ -36,6 +36,10 @@ const FAILING_BUCKETS_MIN: usize = 3;
 /// It is well again when no more than this part of `share_max` fails: at the very limit it would come and go.
 const RECOVERED_PART: f64 = 0.5;
 
+/// And so many requests in a row did not fail, however long that took: only probes ask while it is sick, and
+/// between two of them the window may have run empty.
+const RECOVERED_IN_A_ROW: u32 = 3;
+
 /// One step of the window.
 #[derive(Debug, Clone, Copy, Default)]
 struct Bucket {
@@ -58,11 +62,13 @@ struct ErrorRate {
     limits: ErrorRateLimits,
     buckets: [Bucket; BUCKETS],
     is_sick: bool,
+    /// How many requests did not fail since the last one that did.
+    good_in_a_row: u32,
 }
 
 impl ErrorRate {
     fn new(limits: ErrorRateLimits) -> Self {
-        Self { limits, buckets: [Bucket::default(); BUCKETS], is_sick: false }
+        Self { limits, buckets: [Bucket::default(); BUCKETS], is_sick: false, good_in_a_row: 0 }
     }
 
     fn step(&self, now: Timestamp) -> i64 {
@@ -97,12 +103,16 @@ impl ErrorRate {
         }
         bucket.requests = bucket.requests.saturating_add(1);
         bucket.failures = bucket.failures.saturating_add(u32::from(has_failed));
+        self.good_in_a_row = if has_failed { 0 } else { self.good_in_a_row.saturating_add(1) };
         let Tally { requests, failures, failing_buckets } = self.tally(now);
         let ErrorRateLimits { requests_min, share_max, .. } = self.limits;
         let fails_more_than = |share: f64| f64::from(failures) > share * f64::from(requests);
         let is_sick = match self.is_sick {
             // Few requests are enough: it is asked little while it is sick.
-            true => fails_more_than(share_max * RECOVERED_PART),
+            true => {
+                self.good_in_a_row < RECOVERED_IN_A_ROW
+                    || fails_more_than(share_max * RECOVERED_PART)
+            }
             false => {
                 requests >= requests_min
                     && failing_buckets >= FAILING_BUCKETS_MIN
@@ -190,6 +200,24 @@ mod tests {
     }
 
     #[test]
+    fn one_that_is_asked_by_probes_only_is_not_well_by_one_good_request() {
+        let mut rate = ErrorRate::new(LIMITS);
+        for secs in [0, 11, 22] {
+            note(&mut rate, secs, 7, true);
+        }
+        assert!(rate.is_sick);
+        // A probe each time that the window has run empty: part of its requests fail.
+        for probe in 1..50 {
+            let secs = probe * 120 + 30;
+            for has_failed in [false, true, false] {
+                assert_eq!(rate.note(at(secs), has_failed), None, "at {secs} s");
+            }
+        }
+        assert!(rate.is_sick);
+        assert!(!note(&mut rate, 50 * 120 + 30, RECOVERED_IN_A_ROW, false), "a whole good probe");
+    }
+
+    #[test]
     fn one_bad_moment_condemns_nobody() {
         let mut rate = ErrorRate::new(LIMITS);
         assert!(!note(&mut rate, 5, 10_000, true), "a large batch in a quiet hour");
@@ -218,7 +246,7 @@ mod tests {
             assert!(!note(&mut rate, secs, 7, true), "at {secs} s");
         }
         assert!(note(&mut rate, 20, 7, true), "the third bad moment of one window");
-        assert_eq!(rate.note(at(-1_000_000), false), Some(false));
+        assert!(!note(&mut rate, -1_000_000, RECOVERED_IN_A_ROW, false));
         let ends = [Timestamp::from_millis(i64::MIN), Timestamp::from_millis(i64::MAX)];
         assert_eq!(ends.map(|end| rate.note(end, true)), [None; 2], "nothing overflows");
     }
