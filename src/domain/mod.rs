@@ -56,7 +56,10 @@ pub use resolution::{
     Claim, Event, EventKind, OrderChange, Outcome, RefundChange, Resolution, Situation,
     StockChange, TransferChange, WatchChange,
 };
-pub use scan::{Agreement, Answers, Cursor, ScanAnswer, ScanHead, ScannedTransfer, agreement};
+pub use scan::{
+    Agreement, Answers, Cursor, PageEnd, ScanAnswer, ScanHead, ScannedTransfer, agreement, enough,
+    next_width,
+};
 pub use standing::FlaggedPage;
 pub use time::{BlockTime, Timestamp};
 pub use verdict::{Finality, Inconclusive, Settlement, Transfer, Unsettleable, Verdict, judge};

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::check::{Checker, Leased, WatchedChain};
@@ -36,7 +37,7 @@ pub use progress::{Counts, Progress, ReceiverReport, Report, Stage};
 use scan::Widths;
 
 /// From which block on the transfers into a receiver are scanned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ScanStart {
     /// From this one.
     Block(u64),
@@ -109,8 +110,29 @@ enum Step {
     Stopped,
 }
 
-/// The share of a run's lease that one read of a chain may take.
-const READ_SHARE_OF_LEASE: f64 = 0.3;
+/// The share of a run's lease that the reads of one step may take together; the rest is for writing, and for
+/// clocks that disagree.
+const READ_SHARE_OF_LEASE: f64 = 0.6;
+
+/// The time that the reads of one step share: a step that outlasts the run's lease is done by several replicas
+/// at once, and comes to nothing (I10).
+#[derive(Debug, Clone, Copy)]
+struct Budget {
+    ends_at: Instant,
+}
+
+impl Budget {
+    /// One of so many equal parts of what is left.
+    fn part(self, parts: usize) -> Duration {
+        let left = self.ends_at.saturating_duration_since(Instant::now());
+        left / u32::try_from(parts.max(1)).unwrap_or(u32::MAX)
+    }
+
+    /// One of so many equal parts of what is left, to be parted further.
+    fn within(self, parts: usize) -> Self {
+        Self { ends_at: Instant::now() + self.part(parts) }
+    }
+}
 
 /// Batches of due checks that one run makes for what it found, at most.
 const SETTLE_BATCHES_MAX: u32 = 50;
@@ -139,9 +161,10 @@ impl Reconciler {
         self.checker.clock().now()
     }
 
-    /// How long one read of a chain may take.
-    fn read_budget(&self) -> Duration {
-        self.settings.lease_ttl.mul_f64(READ_SHARE_OF_LEASE)
+    /// The time that the reads of a step have, from now on.
+    fn budget(&self) -> Budget {
+        let reads = self.settings.lease_ttl.mul_f64(READ_SHARE_OF_LEASE);
+        Budget { ends_at: Instant::now() + reads }
     }
 
     /// The chain and its receivers, for every chain that has any.

@@ -5,14 +5,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::progress::{Progress, Stage};
-use super::{Reconciler, ScanStart, Step, WatchedReceiver, unless_stopped};
+use super::{Budget, Reconciler, ScanStart, Step, WatchedReceiver, unless_stopped};
 use crate::domain::{
     Agreement, Answers, BlockRef, BlockTime, ChainId, Cursor, EndpointName, Flag, FlagKind,
-    RaisedFlag, ReadFailureKind, Receiver, ScanAnswer, ScanHead, agreement,
+    PageEnd, RaisedFlag, ReadFailureKind, Receiver, ScanAnswer, ScanHead, agreement, enough,
+    next_width,
 };
 use crate::store::{ScanPage, StoreError};
 use crate::worker::WatchedChain;
@@ -21,11 +24,11 @@ use crate::worker::driver::Stop;
 /// The most pages of one chain in one run; the next run reads on.
 const PAGES_MAX: u32 = 2_000;
 
-/// Endpoints that are asked about a range, where there are so many.
+/// Endpoints that are asked about a range at first, where there are so many.
 const ASKED_MIN: usize = 2;
 
-/// A page grows while it holds fewer transfers than this.
-const FEW_TRANSFERS: usize = 1_000;
+/// Asking where endpoints stand takes no more than one part in so many of the time that is left.
+const HEADS_PARTS: usize = 4;
 
 /// The widest page, in ranges of `log_range_max`.
 const RANGES_MAX: u64 = 16;
@@ -44,11 +47,13 @@ impl Widths {
         widths.get(&settings.chain_id).copied().unwrap_or(settings.log_range_max).max(1)
     }
 
-    fn set(&self, chain: &WatchedChain, width: u64) {
+    /// A page of so many blocks was read, or not.
+    fn learn(&self, chain: &WatchedChain, blocks: u64, end: PageEnd) {
         let settings = chain.chain.settings();
         let most = settings.log_range_max.saturating_mul(RANGES_MAX);
+        let width = next_width(self.get(chain), blocks, end, most);
         let mut widths = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        widths.insert(settings.chain_id, width.clamp(1, most));
+        widths.insert(settings.chain_id, width);
     }
 }
 
@@ -130,7 +135,7 @@ impl Reconciler {
                 return Ok(None);
             };
             match opened {
-                Err(problem) => return Ok(Some(Scanned::Stuck(problem))),
+                Err(unclear) => return Ok(Some(self.stuck(chain_id, unclear))),
                 Ok(opened) if opened.is_empty() && cursors.is_empty() => {
                     return Ok(Some(Scanned::Done));
                 }
@@ -167,34 +172,98 @@ impl Reconciler {
         self.write(watched, &group, from, read).await.map(Some)
     }
 
-    /// Where the scan of new receivers starts.
+    /// Where the scan of new receivers starts, as enough endpoints have it: whatever came before is never
+    /// looked for (I4).
     async fn open(
         &self,
         watched: &WatchedChain,
         new: &[WatchedReceiver],
-    ) -> Result<Vec<Cursor>, String> {
-        let (chain, within) = (&watched.chain, self.read_budget());
-        let heads = chain.scan_heads(None, 1, within).await;
-        let Some((endpoint, head)) = answered(&heads).next() else { return Err(failures(&heads)) };
-        let finalized = head.finalized;
-        let mut cursors = Vec::with_capacity(new.len());
-        for WatchedReceiver { receiver, start } in new {
-            let block = match start {
-                ScanStart::Block(first) if first.saturating_sub(1) > finalized.number => continue,
-                ScanStart::Block(first) => {
-                    chain.scan_block(endpoint, first.saturating_sub(1), within).await
-                }
+    ) -> Result<Vec<Cursor>, Unclear> {
+        let budget = self.budget();
+        let endpoints = watched.chain.settings().endpoints.len();
+        let asked = watched.policy.quorum.max(ASKED_MIN).min(endpoints);
+        match self.open_from(watched, new, asked, budget.within(2)).await {
+            Err(Unclear::TooFew(_)) if asked < endpoints => {
+                self.open_from(watched, new, endpoints, budget).await
+            }
+            opened => opened,
+        }
+    }
+
+    async fn open_from(
+        &self,
+        watched: &WatchedChain,
+        new: &[WatchedReceiver],
+        asked: usize,
+        budget: Budget,
+    ) -> Result<Vec<Cursor>, Unclear> {
+        let heads = self.heads(watched, None, asked, budget).await;
+        let finalized = answered(&heads).map(|(_, head)| head.finalized.number).min();
+        let Some(finalized) = finalized else { return Err(Unclear::TooFew(failures(&heads))) };
+        let mut numbers: BTreeMap<ScanStart, u64> = BTreeMap::new();
+        for WatchedReceiver { start, .. } in new {
+            let number = match start {
+                ScanStart::Block(first) => first.saturating_sub(1),
+                ScanStart::Lookback(_) if numbers.contains_key(start) => continue,
                 ScanStart::Lookback(lookback) => {
-                    let since = self.now().saturating_sub(*lookback).as_millis() / 1_000;
-                    let since = BlockTime::from_secs(u64::try_from(since).unwrap_or(0));
-                    chain.scan_start(endpoint, since, &finalized, within).await
+                    self.first_block_since(watched, *lookback, &heads, budget.within(2)).await?
                 }
             };
-            let block = block.map_err(|failure| format!("{endpoint}: {failure}"))?;
-            let first_block = block.number + 1;
-            cursors.push(Cursor { receiver: *receiver, first_block, block });
+            // What is not final yet waits for the next run.
+            if number <= finalized {
+                numbers.insert(*start, number);
+            }
         }
-        Ok(cursors)
+        let mut blocks: BTreeMap<u64, BlockRef> = BTreeMap::new();
+        for number in numbers.values() {
+            if !blocks.contains_key(number) {
+                let block = self.read_block(watched, *number, &heads, budget.within(2)).await?;
+                blocks.insert(*number, block);
+            }
+        }
+        let cursor = |new: &WatchedReceiver| {
+            let block = *blocks.get(numbers.get(&new.start)?)?;
+            Some(Cursor { receiver: new.receiver, first_block: block.number + 1, block })
+        };
+        Ok(new.iter().filter_map(cursor).collect())
+    }
+
+    /// The number of a block so long ago: of those that endpoints name, the earliest.
+    async fn first_block_since(
+        &self,
+        watched: &WatchedChain,
+        lookback: Duration,
+        heads: &Answers<ScanHead>,
+        budget: Budget,
+    ) -> Result<u64, Unclear> {
+        let since = self.now().saturating_sub(lookback).as_millis() / 1_000;
+        let since = BlockTime::from_secs(u64::try_from(since).unwrap_or(0));
+        let mut starts = Answers::new();
+        let mut unasked = answered(heads).count();
+        for (endpoint, head) in answered(heads) {
+            let within = budget.part(unasked);
+            unasked -= 1;
+            let start = watched.chain.scan_start(endpoint, since, &head.finalized, within).await;
+            starts.push((endpoint.clone(), start));
+        }
+        let enough = enough_of(watched, heads.len());
+        let named: Vec<u64> = answered(&starts).map(|(_, block)| block.number).collect();
+        match named.iter().min() {
+            Some(earliest) if named.len() >= enough => Ok(*earliest),
+            _ => Err(Unclear::TooFew(failures(&starts))),
+        }
+    }
+
+    /// Where endpoints stand.
+    async fn heads(
+        &self,
+        watched: &WatchedChain,
+        cursor: Option<u64>,
+        asked: usize,
+        budget: Budget,
+    ) -> Answers<ScanHead> {
+        let endpoints = watched.chain.settings().endpoints.len();
+        watched.chain.scan_heads(cursor, asked, budget.part(HEADS_PARTS * endpoints)).await
     }
 
     /// Asks endpoints where they stand, and for the transfers behind `from`.
@@ -205,15 +274,17 @@ impl Reconciler {
         from: BlockRef,
         limit: u64,
     ) -> Read {
+        let budget = self.budget();
         let endpoints = watched.chain.settings().endpoints.len();
-        let quorum = watched.policy.quorum;
-        let asked = quorum.max(ASKED_MIN).min(endpoints);
-        let mut read = self.read_from(watched, group, from, limit, asked).await;
+        let asked = watched.policy.quorum.max(ASKED_MIN).min(endpoints);
         // Whoever says where it stands may still not give its logs: then all the others are asked as well.
-        if matches!(read, Read::TooFew(_)) && asked < endpoints {
-            read = self.read_from(watched, group, from, limit, endpoints).await;
+        if asked < endpoints {
+            let read = self.read_from(watched, group, from, limit, (asked, budget.within(2))).await;
+            if !matches!(read, Read::Unclear(Unclear::TooFew(_))) {
+                return read;
+            }
         }
-        read
+        self.read_from(watched, group, from, limit, (endpoints, budget)).await
     }
 
     async fn read_from(
@@ -222,24 +293,26 @@ impl Reconciler {
         group: &[Cursor],
         from: BlockRef,
         limit: u64,
-        asked: usize,
+        (asked, budget): (usize, Budget),
     ) -> Read {
-        let (chain, within) = (&watched.chain, self.read_budget());
-        let quorum = watched.policy.quorum;
-        let heads = chain.scan_heads(Some(from.number), asked, within).await;
+        let heads = self.heads(watched, Some(from.number), asked, budget).await;
+        let enough = enough_of(watched, heads.len());
         let at_cursor: Answers<Option<BlockRef>> = heads
             .iter()
             .map(|(name, head)| {
                 (name.clone(), head.as_ref().map(|h| h.at_cursor).map_err(Clone::clone))
             })
             .collect();
-        match agreement(&at_cursor, quorum) {
+        match agreement(&at_cursor, enough) {
             Agreement::Agreed(Some(block)) if block == from => {}
-            Agreement::Agreed(_) => return self.read_rewind(watched, group, from, &heads).await,
-            Agreement::Disagree => {
-                return Read::Disagree(format!("endpoints disagree about block {}", from.number));
+            Agreement::Agreed(_) => {
+                return self.read_rewind(watched, group, from, &heads, budget).await;
             }
-            Agreement::TooFew => return Read::TooFew(failures(&heads)),
+            Agreement::Disagree => {
+                let why = format!("endpoints disagree about block {}", from.number);
+                return Read::Unclear(Unclear::Disagree(why));
+            }
+            Agreement::TooFew => return Read::Unclear(Unclear::TooFew(failures(&heads))),
         }
         let finalized = answered(&heads).map(|(_, head)| head.finalized.number).min();
         let width = self.widths.get(watched);
@@ -248,28 +321,45 @@ impl Reconciler {
             return Read::NothingNew;
         }
         let receivers: BTreeSet<Receiver> = group.iter().map(|cursor| cursor.receiver).collect();
-        let mut answers = Answers::new();
+        let (mut answers, mut share) = (Answers::new(), 0_f64);
+        let mut unasked = answered(&heads).count();
         for (endpoint, _) in answered(&heads) {
-            let answer = chain.scan(endpoint, &receivers, from.number + 1, last, within).await;
+            let (within, started) = (budget.part(unasked), Instant::now());
+            unasked -= 1;
+            let first = from.number + 1;
+            let answer = watched.chain.scan(endpoint, &receivers, first, last, within).await;
+            share = share.max(started.elapsed().as_secs_f64() / within.as_secs_f64().max(1e-3));
             answers.push((endpoint.clone(), answer));
         }
-        match agreement(&answers, quorum) {
+        let blocks = last - from.number;
+        match agreement(&answers, enough) {
             Agreement::Agreed(answer) => {
+                let transfers = answer.transfers.len();
+                let end = match answers.iter().all(|(_, answer)| answer.is_ok()) {
+                    true => PageEnd::Read { transfers, share },
+                    false => PageEnd::ReadByOthers,
+                };
+                self.widths.learn(watched, blocks, end);
                 Read::Agreed { is_all: Some(answer.last.number) == finalized, answer }
             }
-            Agreement::Disagree => Read::Disagree(format!(
+            Agreement::Disagree => Read::Unclear(Unclear::Disagree(format!(
                 "endpoints show different transfers in blocks {} to {last}",
                 from.number + 1
-            )),
+            ))),
+            // Others are asked about the same blocks before fewer are.
+            Agreement::TooFew if heads.len() < watched.chain.settings().endpoints.len() => {
+                Read::Unclear(Unclear::TooFew(failures(&answers)))
+            }
             Agreement::TooFew => {
-                let too_many = answers.iter().any(|(_, answer)| {
-                    answer.as_ref().is_err_and(|f| f.kind == ReadFailureKind::RangeRefused)
-                });
-                if too_many && last > from.number + 1 {
-                    self.widths.set(watched, (last - from.number) / 2);
-                    return Read::Narrower;
+                self.widths.learn(watched, blocks, PageEnd::Failed);
+                let is_too_wide = share >= 1.0
+                    || answers.iter().any(|(_, answer)| {
+                        answer.as_ref().is_err_and(|f| f.kind == ReadFailureKind::RangeRefused)
+                    });
+                match is_too_wide && blocks > 1 {
+                    true => Read::Narrower,
+                    false => Read::Unclear(Unclear::TooFew(failures(&answers))),
                 }
-                Read::TooFew(failures(&answers))
             }
         }
     }
@@ -281,18 +371,23 @@ impl Reconciler {
         group: &[Cursor],
         from: BlockRef,
         heads: &Answers<ScanHead>,
+        budget: Budget,
     ) -> Read {
         let first = group.iter().map(|cursor| cursor.first_block).min().unwrap_or(1);
         let number = from.number.saturating_sub(REWIND_BLOCKS).max(first.saturating_sub(1));
-        self.read_block(watched, number, heads).await.map_or_else(|read| read, Read::Rewind)
+        self.read_block(watched, number, heads, budget)
+            .await
+            .map_or_else(Read::Unclear, Read::Rewind)
     }
 
     /// The block to go back to because behind it a transfer was left out.
     async fn read_back(&self, watched: &WatchedChain, from: BlockRef, number: u64) -> Read {
         let endpoints = watched.chain.settings().endpoints.len();
-        let within = self.read_budget();
-        let heads = watched.chain.scan_heads(Some(from.number), endpoints, within).await;
-        self.read_block(watched, number, &heads).await.map_or_else(|read| read, Read::Missed)
+        let budget = self.budget();
+        let heads = self.heads(watched, Some(from.number), endpoints, budget).await;
+        self.read_block(watched, number, &heads, budget)
+            .await
+            .map_or_else(Read::Unclear, Read::Missed)
     }
 
     /// A block as enough endpoints have it.
@@ -301,19 +396,33 @@ impl Reconciler {
         watched: &WatchedChain,
         number: u64,
         heads: &Answers<ScanHead>,
-    ) -> Result<BlockRef, Read> {
+        budget: Budget,
+    ) -> Result<BlockRef, Unclear> {
         let mut blocks = Answers::new();
+        let mut unasked = answered(heads).count();
         for (endpoint, _) in answered(heads) {
-            let block = watched.chain.scan_block(endpoint, number, self.read_budget()).await;
+            let within = budget.part(unasked);
+            unasked -= 1;
+            let block = watched.chain.scan_block(endpoint, number, within).await;
             blocks.push((endpoint.clone(), block));
         }
-        match agreement(&blocks, watched.policy.quorum) {
+        match agreement(&blocks, enough_of(watched, heads.len())) {
             Agreement::Agreed(block) => Ok(block),
             Agreement::Disagree => {
-                Err(Read::Disagree(format!("endpoints disagree about block {number}")))
+                Err(Unclear::Disagree(format!("endpoints disagree about block {number}")))
             }
-            Agreement::TooFew => Err(Read::TooFew(failures(&blocks))),
+            Agreement::TooFew => Err(Unclear::TooFew(failures(&blocks))),
         }
+    }
+
+    /// The scan stands where it stood.
+    fn stuck(&self, chain_id: ChainId, unclear: Unclear) -> Scanned {
+        let (cause, why) = match unclear {
+            Unclear::Disagree(why) => ("disagreement", why),
+            Unclear::TooFew(why) => ("too_few", format!("not enough endpoints answered ({why})")),
+        };
+        self.metrics.scan_problem(chain_id, cause);
+        Scanned::Stuck(why)
     }
 
     async fn write(
@@ -330,14 +439,7 @@ impl Reconciler {
         Ok(match read {
             Read::NothingNew => Scanned::Done,
             Read::Narrower => Scanned::Advanced { new: 0, is_all: false },
-            Read::TooFew(why) => {
-                problem("too_few");
-                Scanned::Stuck(format!("not enough endpoints answered ({why})"))
-            }
-            Read::Disagree(why) => {
-                problem("disagreement");
-                Scanned::Stuck(why)
-            }
+            Read::Unclear(unclear) => self.stuck(chain_id, unclear),
             Read::Missed(to) => {
                 problem("missed");
                 tracing::warn!(
@@ -368,7 +470,6 @@ impl Reconciler {
                 Scanned::Advanced { new: 0, is_all: false }
             }
             Read::Agreed { answer, is_all } => {
-                self.widen(watched, &from, &answer);
                 let ScanAnswer { last, transfers } = answer;
                 let page = ScanPage { chain_id, receivers, from, to: last, transfers };
                 match self.store().ingest(&page, now).await? {
@@ -383,14 +484,11 @@ impl Reconciler {
             }
         })
     }
+}
 
-    /// A wide page that holds little may be wider still.
-    fn widen(&self, watched: &WatchedChain, from: &BlockRef, answer: &ScanAnswer) {
-        let width = self.widths.get(watched);
-        if answer.transfers.len() < FEW_TRANSFERS && answer.last.number - from.number >= width {
-            self.widths.set(watched, width.saturating_mul(2));
-        }
-    }
+/// How many endpoints must say the same, when so many were asked.
+fn enough_of(watched: &WatchedChain, asked: usize) -> usize {
+    enough(watched.policy.quorum, asked, watched.chain.settings().endpoints.len())
 }
 
 /// What endpoints showed of a page.
@@ -400,6 +498,11 @@ enum Read {
     Agreed { answer: ScanAnswer, is_all: bool },
     Rewind(BlockRef),
     Missed(BlockRef),
+    Unclear(Unclear),
+}
+
+/// Why endpoints showed nothing that the scan may go by.
+enum Unclear {
     Disagree(String),
     TooFew(String),
 }

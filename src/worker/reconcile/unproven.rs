@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde_json::json;
 
 use super::progress::{AccountsPlace, Progress, Stage};
-use super::{Reconciler, Step, unless_stopped};
+use super::{Budget, Reconciler, Step, unless_stopped};
 use crate::chain::Breadth;
 use crate::domain::{
     BlockTime, CLOSED_BY_ITSELF, ChainId, Evidence, Finality, FlagKind, GoneFlag, LedgerKey,
@@ -38,17 +38,20 @@ impl Reconciler {
         let size = self.settings.page_size;
         let page = self.store().unproven_page(from, now, after.as_ref(), size).await?;
         let mut by_chain: BTreeMap<ChainId, Vec<Payment>> = BTreeMap::new();
-        let scanned = self.scanned_until().await?;
+        let scanned = self.scanned_until(progress).await?;
         // A row that makes no sense says nothing that could be compared with the chain.
         for payment in page.payments.into_iter().flatten() {
             if self.is_due(&payment, &scanned, now) {
                 by_chain.entry(payment.chain_id).or_default().push(payment);
             }
         }
+        let (budget, mut unread) = (self.budget(), by_chain.len());
         for (chain_id, payments) in by_chain {
+            let share = budget.within(unread);
+            unread -= 1;
             let Some(watched) = self.checker.chain(chain_id) else { continue };
             progress.counts.settled_read += payments.len() as u64;
-            let reading = self.judge_settled(watched, payments);
+            let reading = self.judge_settled(watched, payments, share);
             let Some(judged) = unless_stopped(stop, reading).await else {
                 return Ok(Step::Stopped);
             };
@@ -70,13 +73,18 @@ impl Reconciler {
     }
 
     /// Up to when the transfers into each receiver are known.
-    async fn scanned_until(&self) -> Result<BTreeMap<(ChainId, Receiver), BlockTime>, StoreError> {
+    async fn scanned_until(
+        &self,
+        progress: &mut Progress,
+    ) -> Result<BTreeMap<(ChainId, Receiver), BlockTime>, StoreError> {
         let mut until = BTreeMap::new();
         for (chain_id, _, receivers) in self.scanned_chains() {
             // A receiver whose scan has not started knows of nothing yet.
             let never = BlockTime::from_secs(0);
             until.extend(receivers.iter().map(|w| ((chain_id, w.receiver), never)));
-            for cursor in self.store().cursors(chain_id).await? {
+            let cursors = self.store().cursors(chain_id).await;
+            let part = format!("{}, chain {chain_id}", progress.stage.name());
+            for cursor in progress.or_told(&part, cursors)?.unwrap_or_default() {
                 if let Some(time) = until.get_mut(&(chain_id, cursor.receiver)) {
                     *time = cursor.block.time;
                 }
@@ -106,24 +114,28 @@ impl Reconciler {
         &self,
         watched: &WatchedChain,
         payments: Vec<Payment>,
+        budget: Budget,
     ) -> Vec<Judgement> {
-        let (policy, within) = (&watched.policy, self.read_budget());
+        let policy = &watched.policy;
+        let is_alone = watched.chain.settings().endpoints.len() == 1;
         let mut judged = Vec::with_capacity(payments.len());
         let mut doubtful = Vec::new();
         let breadth = match policy.positive_quorum {
             1 => Breadth::FirstAnswer,
             _ => Breadth::All,
         };
+        let is_only_read = is_alone || breadth == Breadth::All;
+        let within = budget.part(if is_only_read { 1 } else { 2 });
         let read = watched.chain.read(&payments, breadth, self.now(), within).await;
         for (payment, evidence) in payments.into_iter().zip(read) {
             let verdict = judge(&payment, &evidence, policy);
-            let is_alone = watched.chain.settings().endpoints.len() == 1;
-            if matches!(verdict, Verdict::Settled(_)) || breadth == Breadth::All || is_alone {
+            if matches!(verdict, Verdict::Settled(_)) || is_only_read {
                 judged.push((payment, verdict, evidence));
             } else {
                 doubtful.push(payment);
             }
         }
+        let within = budget.part(1);
         let read = watched.chain.read(&doubtful, Breadth::All, self.now(), within).await;
         judged.extend(doubtful.into_iter().zip(read).map(|(payment, evidence)| {
             let verdict = judge(&payment, &evidence, policy);
