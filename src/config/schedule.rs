@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use croner::errors::CronError;
 use croner::parser::{CronParser, Seconds};
 use serde::Deserialize;
@@ -130,13 +130,22 @@ impl ScheduleSection {
             let key = key.map_or(error.field, |(_, key)| key);
             bad(format!("schedule.{key}"), error.problem)
         })?;
+        if self.repeat_for.0 > grid.horizon() {
+            let horizon = humantime::format_duration(grid.horizon());
+            let problem = format!("must be at most the horizon, here \"{horizon}\"");
+            return Err(bad("schedule.repeat_for", problem));
+        }
         Ok((grid, settings))
     }
 }
 
-/// Gaps of a cron expression that are looked at: some days of ticks that come every few minutes, and a year of
-/// daily ones.
-const GAPS_MAX: usize = 400;
+/// A cron expression is looked at for a week at least, so that its nights and its Sundays are seen.
+const SPAN_MIN: TimeDelta = TimeDelta::weeks(1);
+/// And for at least so many gaps: more than a year of daily ticks.
+const GAPS_MIN: usize = 400;
+/// But not for more than these: a week of a tick every ten seconds. The pauses of one that is denser than that count
+/// only as far as these reach.
+const GAPS_MAX: usize = 60_480;
 
 /// How long a moment that may be any waits for the next tick of the full reconcile, on average. Long gaps hold
 /// more moments than short ones, so it is E[gap^2] / (2 E[gap]).
@@ -151,10 +160,13 @@ fn mean_wait_secs(cron: &str) -> Result<f64, ConfigError> {
     let parser = CronParser::builder().seconds(Seconds::Required).dom_and_dow(true).build();
     let cron = parser.parse(cron).map_err(refused)?;
     // From any fixed moment: what is asked is how far the ticks are apart.
-    let mut last =
-        cron.find_next_occurrence(&DateTime::<Utc>::UNIX_EPOCH, true).map_err(refused)?;
+    let first = cron.find_next_occurrence(&DateTime::<Utc>::UNIX_EPOCH, true).map_err(refused)?;
+    let mut last = first;
     let (mut sum, mut squares) = (0.0, 0.0);
-    for next in cron.iter_after(last).take(GAPS_MAX) {
+    for (gaps, next) in cron.iter_after(first).take(GAPS_MAX).enumerate() {
+        if gaps >= GAPS_MIN && last - first >= SPAN_MIN {
+            break;
+        }
         let gap = next.signed_duration_since(last).as_seconds_f64();
         sum += gap;
         squares += gap * gap;
@@ -178,6 +190,8 @@ mod tests {
             ("0 0 3 * * *", 43_200.0),
             // Ten minutes and fifty, by turns: five sixths of all moments are in the longer one.
             ("0 0,10 * * * *", (10.0 * 10.0 + 50.0 * 50.0) / 60.0 / 2.0 * 60.0),
+            // Every minute by day, and a night of thirteen hours: most of the wait is its.
+            ("0 * 8-18 * * *", (659.0 * 60.0 * 60.0 + 46_860.0 * 46_860.0) / 86_400.0 / 2.0),
         ] {
             assert!((mean_wait_secs(cron).unwrap() - wait).abs() < 1e-6, "{cron}");
         }

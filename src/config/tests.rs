@@ -119,6 +119,7 @@ fn bad_values_are_refused_with_their_key() {
         ("[[chains]]", "[schedule]\nreads_budget = 0.5\n[[chains]]", "schedule.reads_budget"),
         ("[[chains]]", "[schedule]\ngap_max = \"100ms\"\n[[chains]]", "schedule.gap_max"),
         ("[[chains]]", "[schedule]\nhorizon = \"1s\"\n[[chains]]", "schedule.horizon"),
+        ("[[chains]]", "[schedule]\nhorizon = \"4m\"\n[[chains]]", "schedule.repeat_for"),
         ("[[chains]]", "[schedule]\njitter = 0.9\n[[chains]]", "schedule.jitter"),
         ("[[chains]]", "[checks]\nlease_ttl = \"soon\"\n[[chains]]", "duration"),
         (
