@@ -132,6 +132,15 @@ proptest! {
         settings.objective = Objective::Prices(dearer);
         let with_dearer_reads = fit(&counts, &settings).unwrap();
         prop_assert!(with_dearer_reads.expected.delay_secs >= fitted.expected.delay_secs - 1e-6);
+        // What a read that is any cheaper would buy is beyond the budget, unless a bound was the limit: the
+        // lowest price there is, or the most repeats.
+        let cheaper = Prices { read: fitted.prices.read * 0.99, ..fitted.prices };
+        settings.objective = Objective::Prices(cheaper);
+        let with_cheaper_reads = fit(&counts, &settings).unwrap();
+        let was_lowest = cheaper.read < 1e-6;
+        let was_most_repeats = with_cheaper_reads.prices.read > cheaper.read;
+        prop_assert!(with_cheaper_reads.expected.reads > budget || was_lowest || was_most_repeats,
+            "{budget} reads: {:?} {:?}", fitted.expected, with_cheaper_reads.expected);
     }
 }
 
