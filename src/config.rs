@@ -384,7 +384,8 @@ impl Config {
             half_life: self.schedule.half_life.0,
             rule: self.schedule.adoption_rule(),
             auto_adopt: self.schedule.auto_adopt,
-            repeats_configured: self.checks.repeats.is_some(),
+            following: self.following(),
+            checks_kept_for: self.checks.keep_for.0,
         }
     }
 

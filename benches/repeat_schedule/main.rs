@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use reconciled::schedule::{
-    Expected, FitSettings, Fitted, Grid, LatencyCounts, Objective, Pacing, Plot, Prices, Prior,
-    Schedule, Survival, expected, fit,
+    Expected, FitSettings, Fitted, FoundAges, Grid, LatencyCounts, Objective, Pacing, Plot, Prices,
+    Prior, Schedule, Survival, expected, fit,
 };
 use reconciled::sim::replay::{BLOCK_TIME, Broadcast, ReplaySettings, Replayed, VALID_FOR, replay};
 
@@ -79,7 +79,7 @@ impl Bench {
         let [payments, held_out] = shape.halves(size);
         let mut settings = FitSettings::for_block_time(BLOCK_TIME);
         // The settle call failed at once: found when a first block could be visible.
-        settings.conditions.found_at = settings.conditions.visible_after;
+        settings.conditions.found = FoundAges::at(settings.conditions.visible_after);
         Self {
             shape,
             name,
@@ -92,7 +92,7 @@ impl Bench {
 
     async fn run(&self, failed: &mut Vec<String>) -> anyhow::Result<()> {
         let fitted = fit(&self.to_fit, &self.settings)?;
-        let no_prior = FitSettings { prior: Prior::NONE, ..self.settings };
+        let no_prior = FitSettings { prior: Prior::NONE, ..self.settings.clone() };
         let optimum = fit(&self.held_out_counts, &no_prior)?;
         println!(
             "\n{}: {} payments, {} of them settle; half within {:.1} s, 9 in 10 of all {}",
@@ -151,7 +151,7 @@ impl Bench {
         let settings = ReplaySettings {
             schedule: schedule.clone(),
             pacing: Pacing::default(),
-            found_at: self.settings.conditions.found_at,
+            found_at: self.settings.conditions.visible_after,
             visible_after: self.settings.conditions.visible_after,
             has_mandatory,
         };
@@ -245,7 +245,7 @@ impl Bench {
     }
 
     fn draw(&self, fitted: &Fitted) -> anyhow::Result<()> {
-        let checks = fitted.schedule.ages_after(self.settings.conditions.found_at);
+        let checks = fitted.schedule.ages_after(self.settings.conditions.visible_after);
         let plot = Plot {
             title: "Settle latency and checks",
             survival: &fitted.survival,

@@ -243,7 +243,7 @@ impl Parts<'_> {
         let mut receivers = BTreeMap::new();
         let mut refunding = BTreeMap::new();
         for chain in chains {
-            let tuning = ChainTuning { grid: chain.grid, settings: chain.fit };
+            let tuning = ChainTuning { grid: chain.grid, settings: chain.fit.clone() };
             let (of_chain, refund_policy) = (chain.receivers.clone(), chain.refunds.clone());
             let (id, chain) = watch_chain(chain, self.metrics, Arc::clone(self.clock))?;
             let chain = Arc::new(chain);

@@ -22,10 +22,11 @@ use crate::clock::{Clock, SystemClock};
 use crate::config::{Config, ConfigError};
 use crate::domain::{ChainId, Timestamp};
 use crate::schedule::{Schedule, Survival};
+use crate::store::samples::ObservedChecks;
 use crate::store::schedules::Series;
 use crate::store::{Store, connect};
 use crate::telemetry::VersionOutcome;
-use crate::worker::tune::{ChainTuning, Measured, TuneSettings, measure, store_version};
+use crate::worker::tune::{ChainTuning, Measured, TuneSettings, measure, observed, store_version};
 
 /// Shows or fits.
 pub async fn schedule(args: &ScheduleArgs) -> anyhow::Result<Ending> {
@@ -33,7 +34,9 @@ pub async fn schedule(args: &ScheduleArgs) -> anyhow::Result<Ending> {
     match &args.command {
         ScheduleCommand::Show { series, json, svg } => {
             let bench = Bench::open(&config, series).await?;
-            bench.show(*json, svg.as_deref())
+            let observed =
+                observed(bench.store.as_ref(), &bench.chains, &bench.settings, bench.now);
+            bench.show(&observed.await?, *json, svg.as_deref())
         }
         ScheduleCommand::Tune { series, json, apply } => {
             let bench = Bench::open(&config, series).await?;
@@ -80,11 +83,16 @@ impl Bench {
         self.chains.get(&series.chain_id).context("only configured chains are measured")
     }
 
-    fn show(&self, json: bool, svg: Option<&Path>) -> anyhow::Result<Ending> {
+    fn show(
+        &self,
+        observed: &[ObservedChecks],
+        json: bool,
+        svg: Option<&Path>,
+    ) -> anyhow::Result<Ending> {
         let pictures = self
             .measured
             .iter()
-            .map(|one| self.picture(one))
+            .map(|one| self.picture(one, observed))
             .collect::<anyhow::Result<Vec<_>>>()?;
         if let Some(path) = svg {
             let [picture] = &pictures[..] else {
@@ -109,12 +117,17 @@ impl Bench {
         Ok(Ending::Good)
     }
 
-    fn picture<'a>(&self, measured: &'a Measured) -> anyhow::Result<Picture<'a>> {
+    fn picture<'a>(
+        &self,
+        measured: &'a Measured,
+        observed: &[ObservedChecks],
+    ) -> anyhow::Result<Picture<'a>> {
         let settings = measured.settings(&self.chain(measured.series)?.settings);
         let in_use = measured.in_use(&self.base);
-        let found_at = settings.conditions.found_at;
+        let found_at = settings.conditions.found.median();
         Ok(Picture {
             measured,
+            observed: observed.iter().filter(|o| o.series == measured.series).copied().collect(),
             survival: Survival::estimate(&measured.all, &settings.prior),
             prior_weight: settings.prior.weight,
             checks: in_use.ages_after(found_at),
@@ -144,7 +157,7 @@ impl Bench {
             if stored.as_ref().is_some_and(|s| s.outcome == VersionOutcome::Superseded) {
                 ending = Ending::Wrong;
             }
-            let found_at = measured.settings(&chain.settings).conditions.found_at;
+            let found_at = measured.settings(&chain.settings).conditions.found.median();
             let change = Change { measured, proposal, in_use, found_at, stored };
             if json {
                 values.push(change.json());

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::expected::{Conditions, Expected, expected};
+use super::expected::{Conditions, Expected, FoundAges, expected};
 use super::optimise::{Bounds, Ending, Prices, optimise};
 use super::table::AgeTable;
-use super::{Grid, LatencyCounts, Prior, REPEATS_MAX, Schedule, Survival};
+use super::{Bin, Grid, LatencyCounts, Prior, REPEATS_MAX, Schedule, Survival};
 
 /// What a schedule is fitted for.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -20,7 +20,7 @@ pub enum Objective {
 }
 
 /// How to fit.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct FitSettings {
     /// What for.
     pub objective: Objective,
@@ -46,7 +46,7 @@ impl FitSettings {
             gap_max: Duration::from_secs(60),
             repeat_for: Duration::from_secs(300),
             conditions: Conditions {
-                found_at: Duration::ZERO,
+                found: FoundAges::at(Duration::ZERO),
                 visible_after: super::PROPAGATION,
                 ending: Ending { delay_secs: 300.0, reads: 1.0 },
             },
@@ -218,7 +218,8 @@ fn best_at(survival: &Survival, settings: &FitSettings, prices: Prices) -> (Sche
 /// When a fitted schedule replaces the one in use.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdoptionRule {
-    /// The least number of recent settled payments, held out of the fit, to judge by.
+    /// The least number of recent settled payments, held out of the fit, to judge by: of those that had not
+    /// settled when they were found.
     pub samples_min: f64,
     /// The least share of the cost that a new version must save.
     pub saves_min: f64,
@@ -253,7 +254,9 @@ pub fn adopt(
     conditions: &Conditions,
     rule: &AdoptionRule,
 ) -> Adoption {
-    let samples = held_out.settled() + held_out.late();
+    // Who had settled when found was found by the first check, which every schedule makes.
+    let open = |bin: Bin| bin.settled * conditions.open_when_found(held_out.grid(), bin.index);
+    let samples = held_out.bins().map(open).sum::<f64>() + held_out.late();
     if samples < rule.samples_min {
         return Adoption::Keep {
             why: format!(

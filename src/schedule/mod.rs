@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::expected::{Conditions, Expected, expected};
+pub use self::expected::{Conditions, Expected, FoundAges, expected};
 pub use self::fit::{
     Adoption, AdoptionRule, FitSettings, Fitted, Objective, SettingsError, adopt, fit,
 };

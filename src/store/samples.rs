@@ -11,7 +11,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde::Serialize;
 
-pub(super) use self::rows::{FoundPlace, NeverRow, ObservedRow, OpenRow, SampleRow, stretch};
+pub(super) use self::rows::{
+    FoundPlace, FoundRow, NeverRow, ObservedRow, OpenRow, SampleRow, SkewRow, stretch,
+};
 use super::StoreError;
 use super::schedules::Series;
 use crate::domain::{
@@ -159,10 +161,19 @@ pub struct ObservedChecks {
     pub delay_mean_ms: f64,
     /// The longest of these.
     pub delay_max_ms: u64,
-    /// Those that were found before the horizon.
-    pub found_in_time: u64,
+}
+
+/// Payments of one series that were found at an age within one bin.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FoundInBin {
+    /// Whose.
+    pub series: Series,
+    /// The bin of that age, below the grid's `bins`.
+    pub bin: u64,
+    /// How many.
+    pub payments: u64,
     /// How old these were when they were found, in milliseconds.
-    pub found_age_mean_ms: f64,
+    pub age_mean_ms: f64,
 }
 
 /// Samples of settle latency.
@@ -223,13 +234,25 @@ pub trait SampleStore: Send + Sync + 'static {
     /// Payments that we failed since `since` and that are still failed.
     async fn never_settled(&self, since: Timestamp) -> Result<Vec<NeverSettled>, StoreError>;
 
-    /// What was seen of payments that we found settled since `since`. How old a payment was when it was
-    /// found counts only below `horizon`: beyond it, something was down.
-    async fn observed_checks(
+    /// What was seen of payments that we found settled since `since`, where the block is known. Counts their
+    /// checks, which are to be kept for as long.
+    async fn observed_checks(&self, since: Timestamp) -> Result<Vec<ObservedChecks>, StoreError>;
+
+    /// How old payments were when their watch opened, of those that we found settled since `since`. Beyond the
+    /// grid something was down, and before the broadcast a clock is wrong: neither is counted.
+    async fn found_ages(
         &self,
+        grids: &[(ChainId, BinGrid)],
         since: Timestamp,
-        horizon: Duration,
-    ) -> Result<Vec<ObservedChecks>, StoreError>;
+    ) -> Result<Vec<FoundInBin>, StoreError>;
+
+    /// The largest clock skew of the samples on these grids since an epoch, in milliseconds, for every series
+    /// that has any.
+    async fn clock_skews(
+        &self,
+        grids: &[(ChainId, BinGrid)],
+        since_epoch: i64,
+    ) -> Result<Vec<(Series, u64)>, StoreError>;
 
     /// Deletes at most `limit` bins of epochs before the one of `before`. Returns how many.
     async fn prune_samples(&self, before: Timestamp, limit: u32) -> Result<u64, StoreError>;

@@ -33,9 +33,11 @@ pub struct NewVersion {
     pub sample_size: u64,
     /// From how far back they are, in milliseconds.
     pub window_ms: u64,
-    /// Reads per payment that are expected.
+    /// Reads that are expected per payment that had not settled when it was found; of one that never settles as
+    /// well.
     pub expected_reads: f64,
-    /// The detection delay that is expected, in milliseconds.
+    /// The detection delay that is expected, in milliseconds: of the payments that the repeats find, as it is
+    /// observed.
     pub expected_delay_ms: f64,
     /// The share of payments that never settle.
     pub never_share: f64,

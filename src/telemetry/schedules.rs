@@ -94,7 +94,7 @@ impl ScheduleMetrics {
             )?,
             expected_delay: gauges(
                 "schedule_expected_delay_seconds",
-                "The detection delay that the schedule in use promises; 0 without a fitted one.",
+                "The detection delay that the schedule in use promises where its repeats find a settlement; 0 without a fitted one.",
             )?,
             versions: counters(
                 "schedule_versions_total",

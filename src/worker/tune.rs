@@ -14,10 +14,11 @@ use std::time::Duration;
 use anyhow::Context;
 use async_trait::async_trait;
 
-pub use self::measured::{Measured, measure};
+use self::measured::skews;
+pub use self::measured::{Measured, measure, observed};
 pub use self::proposal::{Comparison, Proposal, Stored, store_version};
 use super::driver::{Activation, Stop, Task};
-use super::schedules::Schedules;
+use super::schedules::{Following, Schedules};
 use crate::clock::Clock;
 use crate::domain::{ChainId, Timestamp};
 use crate::schedule::{AdoptionRule, FitSettings, Grid, Schedule};
@@ -45,17 +46,21 @@ pub struct TuneSettings {
     pub rule: AdoptionRule,
     /// Whether a better version is adopted by itself.
     pub auto_adopt: bool,
-    /// Whether the repeats are configured, and override every version.
-    pub repeats_configured: bool,
+    /// Which schedules watches follow.
+    pub following: Following,
+    /// How long checks are kept: what was observed longer ago is not whole any more.
+    pub checks_kept_for: Duration,
 }
 
 impl TuneSettings {
     /// Why no version is adopted, if none is to be.
     fn not_adopting(&self) -> Option<&'static str> {
-        if self.repeats_configured {
-            Some("checks.repeats is set and overrides every version")
-        } else {
-            (!self.auto_adopt).then_some("schedule.auto_adopt is off")
+        match self.following {
+            Following::Configured => Some("checks.repeats is set and overrides every version"),
+            Following::Started => {
+                Some("schedule.enabled is off, and new watches take the built-in repeats")
+            }
+            Following::Adopted => (!self.auto_adopt).then_some("schedule.auto_adopt is off"),
         }
     }
 }
@@ -82,6 +87,8 @@ pub struct Tuning {
 
 /// Rows pruned in one statement.
 const PRUNE_BATCH: u32 = 5_000;
+/// Such statements in one activation; the next goes on.
+const PRUNE_BATCHES_MAX: u32 = 100;
 
 impl Tuning {
     /// Fits every series that has samples and no recent fit. One that cannot be fitted keeps no other from
@@ -100,7 +107,6 @@ impl Tuning {
                 break;
             }
             let series = one.series;
-            self.metrics.schedules.skew(series, one.skew_max_ms);
             let last_fit = one.newest.as_ref().map(|newest| newest.created_at);
             if one.samples == 0 || last_fit.is_some_and(|at| self.is_recent(at, now)) {
                 continue;
@@ -119,6 +125,16 @@ impl Tuning {
             Some(error) => Err(error),
             None => Ok(outcomes),
         }
+    }
+
+    /// Tells how far clocks were apart within a day: whoever fits, and whoever took the samples, every replica
+    /// tells the same, and it falls.
+    async fn tell_skews(&self) -> Result<(), StoreError> {
+        let skews = skews(self.store.as_ref(), &self.chains, self.clock.now()).await?;
+        for (series, skew_max_ms) in skews {
+            self.metrics.schedules.skew(series, skew_max_ms);
+        }
+        Ok(())
     }
 
     /// The chains whose fits are not all recent. Asked before anything is counted, which takes the database
@@ -143,10 +159,23 @@ impl Tuning {
         now.since(fitted_at) < self.every / 2
     }
 
+    /// Deletes what is older than the window.
+    async fn prune(&self, stop: &Stop) -> Result<(), StoreError> {
+        let before = self.clock.now().saturating_sub(self.settings.window);
+        for _ in 0..PRUNE_BATCHES_MAX {
+            let pruned = self.store.prune_samples(before, PRUNE_BATCH).await?;
+            if pruned < u64::from(PRUNE_BATCH) || stop.is_requested() {
+                break;
+            }
+        }
+        self.store.prune_schedules(before, PRUNE_BATCH).await?;
+        Ok(())
+    }
+
     async fn tune_one(&self, measured: Measured) -> anyhow::Result<VersionOutcome> {
         let series = measured.series;
         let settings = self.chains.get(&series.chain_id).context("the chain is configured")?;
-        let (settings, rule) = (settings.settings, self.settings.rule);
+        let (settings, rule) = (settings.settings.clone(), self.settings.rule);
         let in_use = measured.in_use(&self.base);
         // Not on a thread that others wait for.
         let (measured, proposal) = tokio::task::spawn_blocking(move || {
@@ -180,12 +209,12 @@ impl Task for Tuning {
     }
 
     async fn activate(&self, stop: &Stop) -> anyhow::Result<Activation> {
+        let told = self.tell_skews().await;
         let tuned = self.tune(stop).await;
         let newest = self.schedules.refresh(self.store.as_ref()).await?;
         self.metrics.schedules.in_use(&newest, self.schedules.adopts());
-        let before = self.clock.now().saturating_sub(self.settings.window);
-        self.store.prune_samples(before, PRUNE_BATCH).await?;
-        self.store.prune_schedules(before, PRUNE_BATCH).await?;
+        self.prune(stop).await?;
+        told?;
         tuned?;
         Ok(Activation::default())
     }

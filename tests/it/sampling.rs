@@ -21,7 +21,9 @@ use reconciled::store::{DatabaseUrl, Store, connect};
 use reconciled::telemetry::{Metrics, VersionOutcome};
 use reconciled::worker::sampling::{HELD_OUT_ONE_IN, WAITS_MAX, Waits, bin_grid, part_of};
 use reconciled::worker::schedules::Following;
-use reconciled::worker::tune::{ChainTuning, Measured, Tuning, measure};
+use reconciled::worker::tune::{
+    ChainTuning, Measured, TuneSettings, Tuning, measure, observed, store_version,
+};
 use reconciled::worker::{Sampling, Schedules, Stop, Stopper, Task};
 
 /// On a full hour.
@@ -78,7 +80,7 @@ impl Bench {
         let mut chains = BTreeMap::new();
         let mut tunings = BTreeMap::new();
         for chain in config.chains(|_| None).unwrap() {
-            let tuning = ChainTuning { grid: chain.grid, settings: chain.fit };
+            let tuning = ChainTuning { grid: chain.grid, settings: chain.fit.clone() };
             let (id, chain) = {
                 let clock = Arc::<ManualClock>::clone(&clock);
                 watch_chain(chain, &metrics, clock).unwrap()
@@ -518,6 +520,89 @@ async fn what_was_observed_may_be_missing_and_recent_fits_cost_no_counting() {
     assert_eq!(tuning.tune(&bench.stop).await.unwrap(), []);
     bench.clock.advance(Duration::from_secs(1_801));
     tuning.tune(&bench.stop).await.unwrap_err();
+}
+
+/// Clocks were wrong a day ago: a replica that another one leaves nothing to fit tells that they are right again.
+#[tokio::test]
+async fn a_replica_that_fits_nothing_tells_the_clock_skew_of_now_all_the_same() {
+    let bench = Bench::new().await;
+    bench.settled("ahead", 107, 110, Some(100)).await;
+    bench.sampling.sample(&bench.stop).await.unwrap();
+    let skew = "clock_skew_seconds{chain=\"8453\",rail=\"x402\"}";
+    assert_eq!(bench.metric(skew), "7");
+    bench.clock.advance(Duration::from_secs(25 * 3_600));
+    let other = Tuning { metrics: Metrics::new().unwrap(), ..bench.tuning() };
+    other.activate(&bench.stop).await.unwrap();
+    let fits = bench.store.newest_versions().await.unwrap();
+    assert_eq!(fits[0].created_at, bench.clock.now(), "the other one has fitted just now");
+    bench.tuning().activate(&bench.stop).await.unwrap();
+    assert_eq!(bench.metric(skew), "0");
+}
+
+/// Whoever asks is not told that new watches take a version, while they take the built-in repeats.
+#[tokio::test]
+async fn where_fitting_is_off_no_version_is_in_use_and_none_is_adopted() {
+    let bench = Bench::new().await;
+    bench.sampled(&[(10, 40, 10); 24]).await;
+    bench.tuning().tune(&bench.stop).await.unwrap();
+    assert!(bench.measured().await[0].adopted.is_some());
+    let off = Config::parse(&CONFIGURATION.replace("half_life", "enabled = false\nhalf_life"), []);
+    let settings = TuneSettings { auto_adopt: true, ..off.unwrap().tune_settings() };
+    let now = bench.clock.now();
+    let store = bench.store.as_ref();
+    let measured = measure(store, &bench.tunings, &settings, now).await.unwrap();
+    let one = &measured[0];
+    assert!(one.adopted.is_none(), "{:?}", one.adopted);
+    let chain = &bench.tunings[&BASE.chain_id].settings;
+    let in_use = one.in_use(&Schedule::default());
+    let proposal = one.propose(chain, &in_use, &settings.rule).unwrap();
+    assert!(matches!(proposal.adoption, Adoption::Adopt { .. }), "{:?}", proposal.adoption);
+    let stored = store_version(store, one, &proposal, &settings, now).await.unwrap();
+    assert_eq!(stored.outcome, VersionOutcome::Rejected);
+    assert!(stored.reason.starts_with("schedule.enabled is off"), "{}", stored.reason);
+}
+
+/// Checks are deleted by then: a mean over what is left of them would be too low.
+#[tokio::test]
+async fn checks_are_observed_only_as_far_back_as_they_are_kept() {
+    let bench = Bench::new().await;
+    bench.settled("found", 100, 110, Some(104)).await;
+    let millis = at(110).as_millis().to_string();
+    for sql in [
+        "INSERT INTO {resolutions} (payment_id, outcome, verdict, evidence, resolved_at, \
+         detection_delay_ms, settles) VALUES ('found', 'paid', 'settled', '{}', ?i, 6000, 1)",
+        "INSERT INTO {watches} (payment_id, phase, opened_at) VALUES ('found', 'closed', ?i)",
+    ] {
+        bench.gateway.execute(sql, &[Some(&millis)]).await.unwrap();
+    }
+    bench.clock.set(at(2 * 3_600));
+    for (keep_for, payments) in [("1h", 0), ("3h", 1)] {
+        let checks = format!("[checks]\nkeep_for = \"{keep_for}\"\n[schedule]");
+        let config = Config::parse(&CONFIGURATION.replace("[schedule]", &checks), []).unwrap();
+        let (store, settings) = (bench.store.as_ref(), config.tune_settings());
+        let seen = observed(store, &bench.tunings, &settings, bench.clock.now()).await.unwrap();
+        assert_eq!(seen.iter().map(|seen| seen.payments).sum::<u64>(), payments, "{keep_for}");
+    }
+}
+
+/// More bins than one statement deletes, and activations an hour apart.
+#[tokio::test]
+async fn one_activation_prunes_all_that_is_too_old() {
+    let bench = Bench::new().await;
+    let grid = bin_grid(bench.tunings[&BASE.chain_id].grid);
+    let of_hours = (0..40).flat_map(|hour| (0..200).map(move |bin| (hour, bin)));
+    let bins: Vec<SampleBin> = of_hours
+        .map(|(hour, bin)| {
+            let key =
+                SampleKey { series: BASE, grid, epoch: epoch_of(T0) + hour, part: Part::Fit, bin };
+            SampleBin { key, count: SampleCount { settled: 1, ..Default::default() } }
+        })
+        .collect();
+    let to = Watermark::before(T0);
+    assert!(bench.store.record_samples(None, &to, &bins, T0).await.unwrap());
+    bench.clock.set(at(100 * 24 * 3_600));
+    bench.tuning().activate(&bench.stop).await.unwrap();
+    assert_eq!(bench.bins().await, []);
 }
 
 #[tokio::test]

@@ -18,6 +18,8 @@ const PLOT_HEIGHT: usize = 8;
 /// One series, measured, with the schedule in use.
 pub(super) struct Picture<'a> {
     pub(super) measured: &'a Measured,
+    /// What was seen of payments resolved, by version.
+    pub(super) observed: Vec<ObservedChecks>,
     pub(super) survival: Survival,
     pub(super) prior_weight: f64,
     pub(super) checks: Vec<Duration>,
@@ -82,7 +84,7 @@ impl Picture<'_> {
             let f = &version.fitted;
             row("expected", figures(f.expected_reads, f.expected_delay_ms / 1_000.0));
         }
-        for seen in &m.observed {
+        for seen in &self.observed {
             row("observed", observed(seen));
         }
         if let Some(newest) = m.newest.as_ref().filter(|n| !n.fitted.adopted) {
@@ -122,7 +124,7 @@ impl Picture<'_> {
             "checks_seconds": seconds(&self.checks),
             "in_use": m.adopted.as_ref().map(version_json),
             "last_fit": m.newest.as_ref().map(version_json),
-            "observed": m.observed.iter().map(observed_json).collect::<Vec<_>>(),
+            "observed": self.observed.iter().map(observed_json).collect::<Vec<_>>(),
         })
     }
 }

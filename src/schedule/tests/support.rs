@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use crate::schedule::{
-    Bounds, Conditions, Ending, Grid, LatencyCounts, Prices, Schedule, Survival,
+    Bounds, Conditions, Ending, FoundAges, Grid, LatencyCounts, Prices, Schedule, Survival,
 };
 
 pub(super) fn secs(secs: f64) -> Duration {
@@ -101,7 +101,7 @@ pub(super) fn ages(schedule: &Schedule, found_at: f64) -> Vec<f64> {
 
 /// A world without lag in which payments are found at their broadcast.
 pub(super) fn conditions(ending: Ending) -> Conditions {
-    Conditions { found_at: Duration::ZERO, visible_after: Duration::ZERO, ending }
+    Conditions { found: FoundAges::at(Duration::ZERO), visible_after: Duration::ZERO, ending }
 }
 
 /// A grid of 2 s up to ten minutes, as Base has.

@@ -1,7 +1,7 @@
 //! What the worker does in a replay is what was promised, and what a loop leaves behind.
 
 use super::*;
-use crate::schedule::{FitSettings, Grid, LatencyCounts, Prior, expected, fit};
+use crate::schedule::{FitSettings, FoundAges, Grid, LatencyCounts, Prior, expected, fit};
 
 /// 100 payments settle between 3 s and a minute after their broadcast, and 10 never do.
 fn payments() -> Vec<Broadcast> {
@@ -27,7 +27,7 @@ async fn the_worker_does_what_a_fitted_schedule_promises() {
         }
     }
     let mut settings = FitSettings::for_block_time(BLOCK_TIME);
-    settings.conditions.found_at = settings.conditions.visible_after;
+    settings.conditions.found = FoundAges::at(settings.conditions.visible_after);
     settings.conditions.ending.reads = 0.0;
     // What is promised is then the mean over these very payments.
     settings.prior = Prior::NONE;
@@ -37,7 +37,7 @@ async fn the_worker_does_what_a_fitted_schedule_promises() {
         &ReplaySettings {
             schedule: fitted.schedule.clone(),
             pacing: Pacing::default(),
-            found_at: settings.conditions.found_at,
+            found_at: settings.conditions.visible_after,
             visible_after: settings.conditions.visible_after,
             has_mandatory: true,
         },

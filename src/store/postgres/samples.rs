@@ -12,8 +12,9 @@ use crate::domain::{ChainId, PaymentId, Timestamp};
 use crate::store::StoreError;
 use crate::store::row::column_number;
 use crate::store::samples::{
-    BinGrid, FoundPlace, NeverRow, NeverSettled, ObservedChecks, ObservedRow, OpenAges, OpenRow,
-    SampleBin, SampleRow, SampleStore, SettledStretch, Watermark, epoch_of, stretch,
+    BinGrid, FoundInBin, FoundPlace, FoundRow, NeverRow, NeverSettled, ObservedChecks, ObservedRow,
+    OpenAges, OpenRow, SampleBin, SampleRow, SampleStore, SettledStretch, SkewRow, Watermark,
+    epoch_of, stretch,
 };
 use crate::store::schedules::Series;
 
@@ -26,6 +27,14 @@ fn moment(at: &Watermark) -> OffsetDateTime {
 fn watermark(at: OffsetDateTime, payment_id: String) -> Watermark {
     let at_micros = i64::try_from(at.unix_timestamp_nanos() / 1_000).unwrap_or(i64::MAX);
     Watermark { at_micros, payment_id: PaymentId::new(payment_id) }
+}
+
+/// Chains and grids as a query takes them: the chains, the steps and the numbers of bins.
+fn grid_columns(grids: &[(ChainId, BinGrid)]) -> [Vec<i64>; 3] {
+    let column = |number: &dyn Fn(&(ChainId, BinGrid)) -> u64| {
+        grids.iter().map(|of_chain| column_number(number(of_chain))).collect()
+    };
+    [column(&|(c, _)| c.get()), column(&|(_, g)| g.step_ms), column(&|(_, g)| g.bins)]
 }
 
 #[async_trait]
@@ -176,9 +185,7 @@ impl SampleStore for PostgresStore {
         since: Timestamp,
         now: Timestamp,
     ) -> Result<Vec<OpenAges>, StoreError> {
-        let chains: Vec<i64> = grids.iter().map(|(chain, _)| column_number(chain.get())).collect();
-        let steps: Vec<i64> = grids.iter().map(|(_, grid)| column_number(grid.step_ms)).collect();
-        let bins: Vec<i64> = grids.iter().map(|(_, grid)| column_number(grid.bins)).collect();
+        let [chains, steps, bins] = grid_columns(grids);
         let rows = sqlx::query_as!(
             OpenRow,
             r#"SELECT p.rail AS "rail!", g.chain_id AS "chain_id!",
@@ -231,28 +238,15 @@ impl SampleStore for PostgresStore {
         rows.into_iter().map(NeverSettled::try_from).collect()
     }
 
-    async fn observed_checks(
-        &self,
-        since: Timestamp,
-        horizon: Duration,
-    ) -> Result<Vec<ObservedChecks>, StoreError> {
+    async fn observed_checks(&self, since: Timestamp) -> Result<Vec<ObservedChecks>, StoreError> {
         let rows = sqlx::query_as!(
             ObservedRow,
             r#"SELECT o.rail AS "rail!", o.chain_id::bigint AS "chain_id!", o.schedule_id,
                       count(*) AS "payments!", avg(o.checks)::float8 AS "reads!",
                       avg(o.detection_delay_ms)::float8 AS "delay_mean!",
-                      max(o.detection_delay_ms) AS "delay_max!",
-                      count(*) FILTER (WHERE o.found_age >= 0 AND o.found_age < $2)
-                          AS "found_in_time!",
-                      coalesce(avg(o.found_age) FILTER (WHERE o.found_age >= 0
-                                                          AND o.found_age < $2), 0)
-                          AS "found_age!"
+                      max(o.detection_delay_ms) AS "delay_max!"
                  FROM (SELECT p.rail::text AS rail, p.chain_id::text AS chain_id, w.schedule_id,
                               r.detection_delay_ms,
-                              CASE WHEN isfinite(coalesce(p.broadcast_at, p.created_at))
-                                   THEN (extract(epoch FROM w.opened_at
-                                        - coalesce(p.broadcast_at, p.created_at)) * 1000)::float8 END
-                                  AS found_age,
                               (SELECT count(*) FROM reconciled.checks c
                                 WHERE c.payment_id = r.payment_id
                                   AND c.checked_at <= r.resolved_at) AS checks
@@ -265,12 +259,76 @@ impl SampleStore for PostgresStore {
                 GROUP BY 1, 2, 3
                 ORDER BY 1, 2, 3"#,
             datetime(since),
-            horizon.as_secs_f64() * 1_000.0,
         )
         .fetch_all(&self.pool)
         .await
         .map_err(|source| StoreError::from_sqlx("to read what was observed", source))?;
         rows.into_iter().map(ObservedChecks::try_from).collect()
+    }
+
+    async fn found_ages(
+        &self,
+        grids: &[(ChainId, BinGrid)],
+        since: Timestamp,
+    ) -> Result<Vec<FoundInBin>, StoreError> {
+        let [chains, steps, bins] = grid_columns(grids);
+        let rows = sqlx::query_as!(
+            FoundRow,
+            r#"SELECT f.rail AS "rail!", g.chain_id AS "chain_id!",
+                      floor(f.age / g.step_ms)::bigint AS "bin!", count(*) AS "payments!",
+                      avg(f.age)::float8 AS "age_mean!"
+                 FROM (SELECT p.rail::text AS rail, p.chain_id::text AS chain_id,
+                              (extract(epoch FROM w.opened_at
+                                       - coalesce(p.broadcast_at, p.created_at)) * 1000)::float8
+                                  AS age
+                         FROM reconciled.resolutions r
+                         JOIN payments p ON p.id = r.payment_id
+                         JOIN reconciled.watches w ON w.payment_id = r.payment_id
+                        WHERE r.resolved_at >= $4 AND r.settles
+                          AND isfinite(coalesce(p.broadcast_at, p.created_at))) AS f
+                 JOIN unnest($1::bigint[], $2::bigint[], $3::bigint[])
+                          AS g (chain_id, step_ms, bins) ON g.chain_id::text = f.chain_id
+                WHERE f.rail IN ('x402', 'mpp') AND f.age >= 0 AND floor(f.age / g.step_ms) < g.bins
+                GROUP BY 1, 2, 3
+                ORDER BY 1, 2, 3"#,
+            &chains,
+            &steps,
+            &bins,
+            datetime(since),
+        )
+        .fetch_all(&self.pool)
+        .await
+        .map_err(|source| {
+            StoreError::from_sqlx("to count how old payments were when they were found", source)
+        })?;
+        rows.into_iter().map(FoundInBin::try_from).collect()
+    }
+
+    async fn clock_skews(
+        &self,
+        grids: &[(ChainId, BinGrid)],
+        since_epoch: i64,
+    ) -> Result<Vec<(Series, u64)>, StoreError> {
+        let [chains, steps, bins] = grid_columns(grids);
+        let rows = sqlx::query_as!(
+            SkewRow,
+            r#"SELECT l.rail, l.chain_id, max(l.skew_max_ms) AS "skew_max_ms!"
+                 FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS g (chain_id, step_ms, bins)
+                CROSS JOIN (VALUES ('x402'), ('mpp')) AS s (rail)
+                 JOIN reconciled.settle_latencies l
+                   ON l.rail = s.rail AND l.chain_id = g.chain_id AND l.step_ms = g.step_ms
+                  AND l.grid_bins = g.bins AND l.epoch >= $4
+                GROUP BY 1, 2
+                ORDER BY 1, 2"#,
+            &chains,
+            &steps,
+            &bins,
+            since_epoch,
+        )
+        .fetch_all(&self.pool)
+        .await
+        .map_err(|source| StoreError::from_sqlx("to read clock skews", source))?;
+        rows.into_iter().map(TryInto::try_into).collect()
     }
 
     async fn prune_samples(&self, before: Timestamp, limit: u32) -> Result<u64, StoreError> {

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use super::{
-    BinGrid, NeverSettled, ObservedChecks, OpenAges, Part, SampleBin, SampleCount, SampleKey,
-    SettledPayment, SettledStretch, Watermark,
+    BinGrid, FoundInBin, NeverSettled, ObservedChecks, OpenAges, Part, SampleBin, SampleCount,
+    SampleKey, SettledPayment, SettledStretch, Watermark,
 };
 use crate::domain::{BlockTime, MalformedPayment, Payment, RawPayment};
 use crate::store::StoreError;
@@ -142,8 +142,6 @@ pub(in crate::store) struct ObservedRow {
     pub(in crate::store) reads: f64,
     pub(in crate::store) delay_mean: f64,
     pub(in crate::store) delay_max: i64,
-    pub(in crate::store) found_in_time: i64,
-    pub(in crate::store) found_age: f64,
 }
 
 impl TryFrom<ObservedRow> for ObservedChecks {
@@ -157,8 +155,47 @@ impl TryFrom<ObservedRow> for ObservedChecks {
             reads_mean: row.reads,
             delay_mean_ms: row.delay_mean,
             delay_max_ms: unsigned("resolutions", "detection_delay_ms", row.delay_max)?,
-            found_in_time: unsigned("payments", "count", row.found_in_time)?,
-            found_age_mean_ms: row.found_age,
         })
+    }
+}
+
+/// Payments found at an age within one bin.
+#[derive(sqlx::FromRow)]
+pub(in crate::store) struct FoundRow {
+    pub(in crate::store) rail: String,
+    pub(in crate::store) chain_id: i64,
+    pub(in crate::store) bin: i64,
+    pub(in crate::store) payments: i64,
+    pub(in crate::store) age_mean: f64,
+}
+
+impl TryFrom<FoundRow> for FoundInBin {
+    type Error = StoreError;
+
+    fn try_from(row: FoundRow) -> Result<Self, StoreError> {
+        Ok(Self {
+            series: series("payments", &row.rail, row.chain_id)?,
+            bin: unsigned("payments", "bin", row.bin)?,
+            payments: unsigned("payments", "count", row.payments)?,
+            age_mean_ms: row.age_mean,
+        })
+    }
+}
+
+/// The clock skew of one series.
+#[derive(sqlx::FromRow)]
+pub(in crate::store) struct SkewRow {
+    pub(in crate::store) rail: String,
+    pub(in crate::store) chain_id: i64,
+    pub(in crate::store) skew_max_ms: i64,
+}
+
+impl TryFrom<SkewRow> for (Series, u64) {
+    type Error = StoreError;
+
+    fn try_from(row: SkewRow) -> Result<Self, StoreError> {
+        const TABLE: &str = "settle_latencies";
+        let series = series(TABLE, &row.rail, row.chain_id)?;
+        Ok((series, unsigned(TABLE, "skew_max_ms", row.skew_max_ms)?))
     }
 }

@@ -10,8 +10,9 @@ use crate::domain::{ChainId, PaymentId, Timestamp};
 use crate::store::StoreError;
 use crate::store::row::column_number;
 use crate::store::samples::{
-    BinGrid, FoundPlace, NeverRow, NeverSettled, ObservedChecks, ObservedRow, OpenAges, OpenRow,
-    SampleBin, SampleRow, SampleStore, SettledStretch, Watermark, epoch_of, stretch,
+    BinGrid, FoundInBin, FoundPlace, FoundRow, NeverRow, NeverSettled, ObservedChecks, ObservedRow,
+    OpenAges, OpenRow, SampleBin, SampleRow, SampleStore, SettledStretch, SkewRow, Watermark,
+    epoch_of, stretch,
 };
 use crate::store::schedules::Series;
 
@@ -88,12 +89,8 @@ const NEVER_SETTLED: &str = "
 
 const OBSERVED: &str = "
     SELECT rail, chain_id, schedule_id, count(*) AS payments, avg(checks) AS reads,
-           avg(detection_delay_ms) AS delay_mean, max(detection_delay_ms) AS delay_max,
-           count(*) FILTER (WHERE found_age >= 0 AND found_age < ?2) AS found_in_time,
-           coalesce(avg(found_age) FILTER (WHERE found_age >= 0 AND found_age < ?2), 0.0)
-               AS found_age
+           avg(detection_delay_ms) AS delay_mean, max(detection_delay_ms) AS delay_max
     FROM (SELECT p.rail, p.chain_id, w.schedule_id, r.detection_delay_ms,
-                 w.opened_at - coalesce(p.broadcast_at, p.created_at) AS found_age,
                  (SELECT count(*) FROM reconciled_checks c
                   WHERE c.payment_id = r.payment_id AND c.checked_at <= r.resolved_at) AS checks
           FROM reconciled_resolutions r
@@ -104,6 +101,32 @@ const OBSERVED: &str = "
     WHERE rail IN ('x402', 'mpp') AND typeof(chain_id) = 'integer' AND chain_id > 0
     GROUP BY 1, 2, 3
     ORDER BY 1, 2, 3";
+
+const FOUND_AGES: &str = "
+    SELECT f.rail, g.chain_id, f.age / g.step_ms AS bin, count(*) AS payments,
+           avg(f.age) AS age_mean
+    FROM (SELECT p.rail, p.chain_id, w.opened_at - coalesce(p.broadcast_at, p.created_at) AS age
+          FROM reconciled_resolutions r
+              CROSS JOIN payments p ON p.id = r.payment_id
+              CROSS JOIN reconciled_watches w ON w.payment_id = r.payment_id
+          WHERE r.resolved_at >= ?2 AND r.settles
+            AND typeof(coalesce(p.broadcast_at, p.created_at)) = 'integer') AS f
+        JOIN (SELECT value ->> 0 AS chain_id, value ->> 1 AS step_ms, value ->> 2 AS bins
+              FROM json_each(?1)) AS g ON f.chain_id = g.chain_id
+    WHERE f.rail IN ('x402', 'mpp') AND f.age >= 0 AND f.age / g.step_ms < g.bins
+    GROUP BY 1, 2, 3
+    ORDER BY 1, 2, 3";
+
+const CLOCK_SKEWS: &str = "
+    SELECT l.rail, l.chain_id, max(l.skew_max_ms) AS skew_max_ms
+    FROM (SELECT value ->> 0 AS chain_id, value ->> 1 AS step_ms, value ->> 2 AS bins
+          FROM json_each(?1)) AS g
+        CROSS JOIN (SELECT 'x402' AS rail UNION ALL SELECT 'mpp') AS s
+        JOIN reconciled_settle_latencies l
+             ON l.rail = s.rail AND l.chain_id = g.chain_id AND l.step_ms = g.step_ms
+            AND l.grid_bins = g.bins AND l.epoch >= ?2
+    GROUP BY 1, 2
+    ORDER BY 1, 2";
 
 const UPSERT: &str = "
     INSERT INTO reconciled_settle_latencies AS l
@@ -125,6 +148,15 @@ const PRUNE_BINS: &str = "
 /// The moment of a watermark in Unix milliseconds, as times are kept here.
 fn millis(at: &Watermark) -> i64 {
     at.at_micros.div_euclid(1_000)
+}
+
+/// Chains and grids as a query takes them.
+fn grid_list(grids: &[(ChainId, BinGrid)]) -> String {
+    let grids: Vec<[i64; 3]> = grids
+        .iter()
+        .map(|(chain, grid)| [chain.get(), grid.step_ms, grid.bins].map(column_number))
+        .collect();
+    serde_json::json!(grids).to_string()
 }
 
 fn watermark(at_millis: i64, payment_id: String) -> Watermark {
@@ -215,12 +247,8 @@ impl SampleStore for SqliteStore {
         since: Timestamp,
         now: Timestamp,
     ) -> Result<Vec<OpenAges>, StoreError> {
-        let grids: Vec<[i64; 3]> = grids
-            .iter()
-            .map(|(chain, grid)| [chain.get(), grid.step_ms, grid.bins].map(column_number))
-            .collect();
         let rows: Vec<OpenRow> = sqlx::query_as(OPEN_AGES)
-            .bind(serde_json::json!(grids).to_string())
+            .bind(grid_list(grids))
             .bind(now.as_millis())
             .bind(since.as_millis())
             .fetch_all(&self.reader)
@@ -238,18 +266,41 @@ impl SampleStore for SqliteStore {
         rows.into_iter().map(NeverSettled::try_from).collect()
     }
 
-    async fn observed_checks(
-        &self,
-        since: Timestamp,
-        horizon: Duration,
-    ) -> Result<Vec<ObservedChecks>, StoreError> {
+    async fn observed_checks(&self, since: Timestamp) -> Result<Vec<ObservedChecks>, StoreError> {
         let rows: Vec<ObservedRow> = sqlx::query_as(OBSERVED)
             .bind(since.as_millis())
-            .bind(i64::try_from(horizon.as_millis()).unwrap_or(i64::MAX))
             .fetch_all(&self.reader)
             .await
             .map_err(failed("to read what was observed"))?;
         rows.into_iter().map(ObservedChecks::try_from).collect()
+    }
+
+    async fn found_ages(
+        &self,
+        grids: &[(ChainId, BinGrid)],
+        since: Timestamp,
+    ) -> Result<Vec<FoundInBin>, StoreError> {
+        let rows: Vec<FoundRow> = sqlx::query_as(FOUND_AGES)
+            .bind(grid_list(grids))
+            .bind(since.as_millis())
+            .fetch_all(&self.reader)
+            .await
+            .map_err(failed("to count how old payments were when they were found"))?;
+        rows.into_iter().map(FoundInBin::try_from).collect()
+    }
+
+    async fn clock_skews(
+        &self,
+        grids: &[(ChainId, BinGrid)],
+        since_epoch: i64,
+    ) -> Result<Vec<(Series, u64)>, StoreError> {
+        let rows: Vec<SkewRow> = sqlx::query_as(CLOCK_SKEWS)
+            .bind(grid_list(grids))
+            .bind(since_epoch)
+            .fetch_all(&self.reader)
+            .await
+            .map_err(failed("to read clock skews"))?;
+        rows.into_iter().map(TryInto::try_into).collect()
     }
 
     async fn prune_samples(&self, before: Timestamp, limit: u32) -> Result<u64, StoreError> {

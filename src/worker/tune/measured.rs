@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::{ChainTuning, TuneSettings};
 use crate::domain::{ChainId, Rail, Timestamp};
-use crate::errors::error_chain;
-use crate::schedule::{Bin, Conditions, FitSettings, Grid, LatencyCounts, Schedule};
+use crate::schedule::{Bin, Conditions, FitSettings, FoundAges, Grid, LatencyCounts, Schedule};
 use crate::store::samples::{ObservedChecks, Part, SampleBin, epoch_of, epoch_start};
 use crate::store::schedules::{Series, Version};
 use crate::store::{Store, StoreError};
 use crate::worker::sampling::{HELD_OUT_ONE_IN, bin_grid};
+use crate::worker::schedules::Following;
 
 /// Everything that was measured about one series.
 #[derive(Debug, Clone)]
@@ -35,8 +35,8 @@ pub struct Measured {
     pub open: u64,
     /// Payments that we failed, and that have not settled since.
     pub never: u64,
-    /// What was seen of payments resolved, by version.
-    pub observed: Vec<ObservedChecks>,
+    /// How old payments were when they were found, where any were found in time.
+    pub found: Option<FoundAges>,
     /// The newest version, adopted or not.
     pub newest: Option<Version>,
     /// The version in use.
@@ -57,15 +57,7 @@ pub async fn measure(
     let grids: Vec<_> = chains.iter().map(|(id, c)| (*id, bin_grid(c.grid))).collect();
     let open = store.open_ages(&grids, since, now).await?;
     let never = store.never_settled(since).await?;
-    // What the repeats are fitted to does not depend on it.
-    let horizon = chains.values().map(|chain| chain.grid.horizon()).min().unwrap_or_default();
-    let observed = store.observed_checks(since, horizon).await.unwrap_or_else(|error| {
-        tracing::warn!(
-            error = error_chain(&error),
-            "what was seen of resolved payments could not be read; it is left out of this fit"
-        );
-        Vec::new()
-    });
+    let found = store.found_ages(&grids, since).await?;
     let newest = store.newest_versions().await?;
     let mut measured = Vec::new();
     for (chain_id, tuning) in chains {
@@ -73,8 +65,17 @@ pub async fn measure(
             let series = Series { rail: *rail, chain_id: *chain_id };
             let grid = bin_grid(tuning.grid);
             let mut one = Measured::none(series, tuning.grid);
+            let found = found.iter().filter(|found| found.series == series).map(|found| {
+                let age = Duration::from_secs_f64(found.age_mean_ms.max(0.0) / 1_000.0);
+                (age, found.payments as f64)
+            });
+            one.found = FoundAges::counted(found);
+            let conditions = one.conditions(&tuning.settings.conditions);
             let bins = store.sample_bins(series, grid, epoch_of(since)).await?;
-            let recent_from = recent_from(&bins, now, settings.rule.samples_min);
+            let still_open = |bin: u64| {
+                conditions.open_when_found(tuning.grid, usize::try_from(bin).unwrap_or(usize::MAX))
+            };
+            let recent_from = recent_from(&bins, now, settings.rule.samples_min, still_open);
             for bin in &bins {
                 one.add_samples(bin, settings.half_life, now, recent_from);
             }
@@ -94,11 +95,10 @@ pub async fn measure(
                     one.recent.add_never(failed.payments as f64 * HELD_OUT_SHARE);
                 }
             }
-            one.observed = observed.iter().filter(|o| o.series == series).copied().collect();
             let mut versions = newest.iter().filter(|v| v.fitted.series == series);
             one.adopted = versions
                 .clone()
-                .find(|v| v.fitted.adopted && !settings.repeats_configured)
+                .find(|v| v.fitted.adopted && settings.following == Following::Adopted)
                 .cloned();
             one.newest = versions.clone().max_by_key(|v| v.id).cloned();
             let is_known = versions.next().is_some();
@@ -110,24 +110,66 @@ pub async fn measure(
     Ok(measured)
 }
 
+/// What was seen of payments that were found settled, as far back as their checks are kept whole. Only for people
+/// to look at: nothing is fitted to it.
+pub async fn observed(
+    store: &dyn Store,
+    chains: &BTreeMap<ChainId, ChainTuning>,
+    settings: &TuneSettings,
+    now: Timestamp,
+) -> Result<Vec<ObservedChecks>, StoreError> {
+    // A payment found just then may have had its first check as much earlier as its repeats last.
+    let repeats = chains.values().map(|chain| chain.grid.horizon()).max().unwrap_or_default();
+    let whole = settings.checks_kept_for.saturating_sub(repeats);
+    store.observed_checks(now.saturating_sub(settings.window.min(whole))).await
+}
+
+/// The first epoch whose clock skew is told.
+fn skewed_from(now: Timestamp) -> i64 {
+    epoch_of(now).saturating_sub(SKEW_EPOCHS - 1)
+}
+
+/// By how many milliseconds blocks were older than their broadcast, at most and within a day, for every series of
+/// these chains.
+pub(super) async fn skews(
+    store: &dyn Store,
+    chains: &BTreeMap<ChainId, ChainTuning>,
+    now: Timestamp,
+) -> Result<BTreeMap<Series, u64>, StoreError> {
+    let grids: Vec<_> = chains.iter().map(|(id, c)| (*id, bin_grid(c.grid))).collect();
+    let rails = |chain_id: &ChainId| {
+        let chain_id = *chain_id;
+        Rail::ALL.iter().map(move |rail| (Series { rail: *rail, chain_id }, 0))
+    };
+    let mut skews: BTreeMap<Series, u64> = chains.keys().flat_map(rails).collect();
+    skews.extend(store.clock_skews(&grids, skewed_from(now)).await?);
+    Ok(skews)
+}
+
 /// A fit is judged by the payments held out in this many hours: when latency changes, a day later nothing but
 /// the new one counts. With too few payments it goes further back, until there are enough.
 const RECENT_EPOCHS: i64 = 24;
 
-/// The first epoch whose held-out samples a fit is judged by.
-fn recent_from(bins: &[SampleBin], now: Timestamp, samples_min: f64) -> i64 {
+/// The first epoch whose held-out samples a fit is judged by; `still_open` is the share of a bin's samples that
+/// count.
+fn recent_from(
+    bins: &[SampleBin],
+    now: Timestamp,
+    samples_min: f64,
+    still_open: impl Fn(u64) -> f64,
+) -> i64 {
     let mut from = epoch_of(now).saturating_sub(RECENT_EPOCHS - 1);
-    let mut settled = 0;
+    let mut judged = 0.0;
     let held_out = bins.iter().rev().filter(|bin| bin.key.part == Part::HeldOut);
     // From the newest back, whole hours.
     for bin in held_out {
         if bin.key.epoch < from {
-            if settled as f64 >= samples_min {
+            if judged >= samples_min {
                 break;
             }
             from = bin.key.epoch;
         }
-        settled += bin.count.settled;
+        judged += bin.count.settled as f64 * still_open(bin.key.bin);
     }
     from
 }
@@ -155,7 +197,7 @@ impl Measured {
             skew_max_ms: 0,
             open: 0,
             never: 0,
-            observed: Vec::new(),
+            found: None,
             newest: None,
             adopted: None,
         }
@@ -186,7 +228,7 @@ impl Measured {
         }
         self.samples += count.settled;
         self.clamped += count.clamped;
-        if key.epoch > epoch_of(now) - SKEW_EPOCHS {
+        if key.epoch >= skewed_from(now) {
             self.skew_max_ms = self.skew_max_ms.max(count.skew_max_ms);
         }
     }
@@ -194,20 +236,17 @@ impl Measured {
     /// The settings with what was seen of how old payments are when they are found, and the prior as it is
     /// beside so many settled payments: they need not be fresh to take its place, and failed ones do not.
     pub fn settings(&self, settings: &FitSettings) -> FitSettings {
-        let found_at = self.found_at().unwrap_or(settings.conditions.found_at);
         FitSettings {
-            conditions: Conditions { found_at, ..settings.conditions },
+            conditions: self.conditions(&settings.conditions),
             prior: settings.prior.beside(self.fitted_to as f64),
-            ..*settings
+            ..settings.clone()
         }
     }
 
-    /// The mean age at which payments were found that were found in time.
-    fn found_at(&self) -> Option<Duration> {
-        let found: u64 = self.observed.iter().map(|o| o.found_in_time).sum();
-        let of_version = |o: &ObservedChecks| o.found_age_mean_ms * o.found_in_time as f64;
-        let sum_ms: f64 = self.observed.iter().map(of_version).sum();
-        (found > 0).then(|| Duration::from_secs_f64((sum_ms / found as f64 / 1_000.0).max(0.0)))
+    /// The conditions with what was seen of how old payments are when they are found.
+    fn conditions(&self, conditions: &Conditions) -> Conditions {
+        let found = self.found.clone().unwrap_or_else(|| conditions.found.clone());
+        Conditions { found, ..*conditions }
     }
 
     /// The schedule in use: the adopted version, else `base`.

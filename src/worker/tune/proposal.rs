@@ -87,7 +87,7 @@ pub async fn store_version(
         sample_size: measured.fitted_to,
         window_ms: u64::try_from(settings.window.as_millis()).unwrap_or(u64::MAX),
         expected_reads: fitted.expected.reads,
-        expected_delay_ms: fitted.expected.delay_secs * 1_000.0,
+        expected_delay_ms: fitted.expected.found_delay_secs * 1_000.0,
         never_share: fitted.survival.never(),
         adopted,
         reason,

@@ -35,6 +35,7 @@ for_each_backend!(
     a_version_that_makes_no_sense_keeps_no_other_from_being_read,
     pruning_leaves_what_is_in_use,
     what_was_observed_is_told_per_version,
+    the_largest_clock_skew_is_told_per_series_and_falls,
     a_watch_keeps_the_version_it_started_on,
 );
 
@@ -477,25 +478,43 @@ async fn what_was_observed_is_told_per_version(db: &TestDb) {
     let applied = db.apply_at(at(hours(72)), &policy, vec![late]).await;
     assert!(!resolved(&applied, "fast").settles);
     assert_eq!(db.refunds().await, ["fast undelivered 1000000 owed"]);
-    let horizon = Duration::from_secs(900);
-    let seen = db.store.observed_checks(T0, horizon).await.unwrap();
+    let seen = db.store.observed_checks(T0).await.unwrap();
     assert_eq!(seen.len(), 1);
     assert_eq!((seen[0].series, seen[0].schedule_id, seen[0].payments), (BASE, None, 2));
     assert_eq!(seen[0].reads_mean, 1.5);
     assert_eq!((seen[0].delay_mean_ms, seen[0].delay_max_ms), (25_000.0, 30_000));
-    assert_eq!((seen[0].found_in_time, seen[0].found_age_mean_ms), (2, 0.0));
-    assert!(db.store.observed_checks(at(60), horizon).await.unwrap().is_empty());
-    // One was found a minute after its broadcast, and the other only after an outage of hours.
-    for (id, age) in [("fast", 60_i64), ("slow", 7_200)] {
+    assert!(db.store.observed_checks(at(60)).await.unwrap().is_empty());
+    let grids = [(BASE.chain_id, GRID)];
+    let found = async |since| {
+        let found = db.store.found_ages(&grids, since).await.unwrap();
+        found.iter().map(|f| (f.series, f.bin, f.payments, f.age_mean_ms)).collect::<Vec<_>>()
+    };
+    assert_eq!(found(T0).await, [(BASE, 0, 2, 0.0)]);
+    assert_eq!(found(at(60)).await, []);
+    // One was found a minute after its broadcast, and the other only after an outage of hours, which says
+    // nothing about the repeats.
+    for (id, age) in [("fast", 61_i64), ("slow", 7_200)] {
         let broadcast = (T0.as_millis() - age * 1_000).to_string();
         let sql = "UPDATE payments SET broadcast_at = ?t WHERE id = ?";
         db.gateway.execute(sql, &[Some(&broadcast), Some(id)]).await.unwrap();
     }
-    let seen = db.store.observed_checks(T0, horizon).await.unwrap();
-    assert_eq!((seen[0].payments, seen[0].found_in_time), (2, 1));
-    assert_eq!(seen[0].found_age_mean_ms, 60_000.0, "the outage says nothing about the repeats");
-    let seen = db.store.observed_checks(T0, Duration::from_secs(60)).await.unwrap();
-    assert_eq!((seen[0].found_in_time, seen[0].found_age_mean_ms), (0, 0.0));
+    assert_eq!(found(T0).await, [(BASE, 30, 1, 61_000.0)]);
+}
+
+async fn the_largest_clock_skew_is_told_per_series_and_falls(db: &TestDb) {
+    let of = |epoch: i64, skew_max_ms: u64| {
+        let count = SampleCount { settled: 1, skew_max_ms, ..Default::default() };
+        SampleBin { key: SampleKey { epoch: epoch_of(T0) + epoch, ..key(Part::Fit, 1) }, count }
+    };
+    let coarse = BinGrid { step_ms: 4_000, ..GRID };
+    let mut other = of(0, 99);
+    other.key.grid = coarse;
+    let bins = [of(0, 7), of(1, 3), other];
+    assert!(db.store.record_samples(None, &mark(1, "a"), &bins, T0).await.unwrap());
+    let grids = [(BASE.chain_id, GRID), (ChainId::new(1), GRID)];
+    for (since, skew) in [(0, vec![(BASE, 7)]), (1, vec![(BASE, 3)]), (2, vec![])] {
+        assert_eq!(db.store.clock_skews(&grids, epoch_of(T0) + since).await.unwrap(), skew);
+    }
 }
 
 async fn a_watch_keeps_the_version_it_started_on(db: &TestDb) {
