@@ -4,6 +4,8 @@
 //! As everywhere in the store, nothing is decided here, every operation is one short transaction, and what
 //! is large comes in pages.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use alloy_primitives::Address;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -12,7 +14,7 @@ use serde_json::Value;
 use super::{Lease, StoreError};
 use crate::domain::{
     BlockRef, BlockTime, ChainId, Cursor, FlaggedPage, LedgerKey, LedgerPage, MalformedPayment,
-    Payment, PaymentId, Receiver, ScannedTransfer, Timestamp, Transfer, Unbacked,
+    Payment, PaymentId, RawPayment, Receiver, ScannedTransfer, Timestamp, Transfer, Unbacked,
 };
 
 /// A full reconcile that is not finished.
@@ -92,6 +94,39 @@ pub struct UnprovenPage {
     pub payments: Vec<Result<Payment, MalformedPayment>>,
     /// Where the next page starts; `None` when this was the last one.
     pub next: Option<SettledKey>,
+}
+
+/// What became of the transfers that were found for payments. A payment whose row is another now than the
+/// one that was read about is neither.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FoundTransfers {
+    /// These have their transfer.
+    pub recorded: BTreeSet<PaymentId>,
+    /// Of these it is another payment's.
+    pub taken: BTreeSet<PaymentId>,
+}
+
+impl FoundTransfers {
+    /// Of payments that are as they were read, those that have a transfer now and those that do not.
+    pub(super) fn of(asked: &[(&PaymentId, &Transfer)], recorded: BTreeSet<PaymentId>) -> Self {
+        let ids = asked.iter().map(|(id, _)| (*id).clone());
+        let taken = ids.filter(|id| !recorded.contains(id)).collect();
+        Self { recorded, taken }
+    }
+}
+
+/// Those whose row still says what was read about: the gateway may have written over it since.
+pub(super) fn still_so<'a>(
+    found: &'a [(Payment, Transfer)],
+    rows: &[RawPayment],
+) -> Vec<(&'a PaymentId, &'a Transfer)> {
+    let rows: BTreeMap<PaymentId, Payment> =
+        rows.iter().filter_map(|row| row.parse().ok()).map(|p| (p.id.clone(), p)).collect();
+    let is_so = |read: &Payment| {
+        let row = rows.get(&read.id);
+        row.is_some_and(|row| row.terms() == read.terms() && row.status == read.status)
+    };
+    found.iter().filter(|(read, _)| is_so(read)).map(|(read, t)| (&read.id, t)).collect()
 }
 
 /// What the full reconcile asks of a database.
@@ -208,11 +243,11 @@ pub trait LedgerStore: Send + Sync {
         limit: u32,
     ) -> Result<UnprovenPage, StoreError>;
 
-    /// Records final transfers as payments', each log and each payment once. Returns the payments whose
-    /// transfer it is now; another payment's stays that one's.
+    /// Records final transfers as payments', each log and each payment once, where the row is as it was
+    /// read; another payment's stays that one's.
     async fn record_found(
         &self,
-        found: &[(PaymentId, Transfer)],
+        found: &[(Payment, Transfer)],
         now: Timestamp,
-    ) -> Result<Vec<PaymentId>, StoreError>;
+    ) -> Result<FoundTransfers, StoreError>;
 }

@@ -29,7 +29,8 @@ mod url;
 pub use error::StoreError;
 pub use flags::{CloseOutcome, FlagFilter, FlagStore};
 pub use ledger::{
-    FinishedRun, Ingested, LedgerStore, Run, Runs, ScanPage, SettledKey, UnprovenPage,
+    FinishedRun, FoundTransfers, Ingested, LedgerStore, Run, Runs, ScanPage, SettledKey,
+    UnprovenPage,
 };
 pub use refunds::{MalformedRefund, RefundPage, RefundStore, SearchDue};
 pub use samples::SampleStore;

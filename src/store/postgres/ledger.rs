@@ -6,11 +6,12 @@ use serde_json::Value;
 
 use super::PostgresStore;
 use crate::domain::{
-    BlockRef, BlockTime, ChainId, Cursor, FlaggedPage, LedgerKey, LedgerPage, PaymentId, Receiver,
-    Timestamp, Transfer, Unbacked,
+    BlockRef, BlockTime, ChainId, Cursor, FlaggedPage, LedgerKey, LedgerPage, Payment, PaymentId,
+    Receiver, Timestamp, Transfer, Unbacked,
 };
 use crate::store::{
-    Ingested, Lease, LedgerStore, Run, Runs, ScanPage, SettledKey, StoreError, UnprovenPage,
+    FoundTransfers, Ingested, Lease, LedgerStore, Run, Runs, ScanPage, SettledKey, StoreError,
+    UnprovenPage,
 };
 
 mod accounts;
@@ -152,9 +153,9 @@ impl LedgerStore for PostgresStore {
 
     async fn record_found(
         &self,
-        found: &[(PaymentId, Transfer)],
+        found: &[(Payment, Transfer)],
         now: Timestamp,
-    ) -> Result<Vec<PaymentId>, StoreError> {
+    ) -> Result<FoundTransfers, StoreError> {
         unproven::record_found(&self.pool, found, now).await
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Only those are read that no transfer is known for, once the scan must have seen it. The read goes through
 //! the same quorum as every negative, and what is inconclusive flags nothing (I2). A transfer that is found
-//! is recorded, which is why a payment is read once.
+//! is recorded, and its payment is not read again; one that is flagged is, in every run of the window.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use super::{Budget, Reconciler, Step, unless_stopped};
 use crate::chain::Breadth;
 use crate::domain::{
     BlockTime, CLOSED_BY_ITSELF, ChainId, Evidence, Finality, FlagKind, GoneFlag, LedgerKey,
-    Method, Payment, PaymentId, Policy, RaisedFlag, Receiver, Settlement, Timestamp, Transfer,
-    Verdict, judge, pays_another, settled_without_transfer,
+    Method, Payment, Policy, RaisedFlag, Receiver, Settlement, Timestamp, Transfer, Verdict, judge,
+    pays_another, settled_without_transfer,
 };
-use crate::store::{FlagFilter, SettledKey, StoreError};
+use crate::store::{FlagFilter, FoundTransfers, SettledKey, StoreError};
 use crate::worker::WatchedChain;
 use crate::worker::driver::Stop;
 
@@ -151,13 +151,12 @@ impl Reconciler {
         judged: Vec<Judgement>,
     ) -> Result<u64, StoreError> {
         let now = self.now();
-        let mut found: Vec<(PaymentId, Transfer)> = Vec::new();
+        let mut found: Vec<(Payment, Transfer)> = Vec::new();
         let mut raise = Vec::new();
-        let mut orders = BTreeMap::new();
         for (payment, verdict, evidence) in judged {
             match &verdict {
                 Verdict::Settled(Settlement { transfer, finality: Finality::Final }) => {
-                    found.push((payment.id.clone(), *transfer));
+                    found.push((payment, *transfer));
                 }
                 verdict if proves_nothing_moved(verdict, &payment, &watched.policy) => {
                     let detail = json!({ "verdict": verdict, "evidence": evidence });
@@ -165,18 +164,15 @@ impl Reconciler {
                 }
                 _ => {}
             }
-            orders.insert(payment.id.clone(), payment);
         }
-        let recorded = match found.is_empty() {
-            true => Vec::new(),
+        let books = match found.is_empty() {
+            true => FoundTransfers::default(),
             false => self.store().record_found(&found, now).await?,
         };
-        for (id, transfer) in found.iter().filter(|(id, _)| !recorded.contains(id)) {
-            if let Some(payment) = orders.get(id) {
-                raise.push(pays_another(payment, transfer));
-            }
-        }
-        let gone: Vec<GoneFlag> = recorded
+        let taken = found.iter().filter(|(payment, _)| books.taken.contains(&payment.id));
+        raise.extend(taken.map(|(payment, transfer)| pays_another(payment, transfer)));
+        let gone: Vec<GoneFlag> = books
+            .recorded
             .into_iter()
             .map(|id| GoneFlag {
                 kind: FlagKind::SettledWithoutTransfer,

@@ -6,10 +6,10 @@ use std::time::Duration;
 use alloy_primitives::Address;
 use reconciled::domain::{
     Account, BlockRef, BlockTime, ChainId, Cursor, Finality, Flag, FlagKind, FlagState, LedgerKey,
-    LedgerPage, PaymentId, RaisedFlag, RawPayment, Receiver, RefundStatus, ScannedTransfer,
-    Timestamp, log_subject,
+    LedgerPage, Payment, PaymentId, RaisedFlag, RawPayment, Receiver, RefundStatus,
+    ScannedTransfer, Timestamp, Transfer, log_subject,
 };
-use reconciled::store::{ScanPage, SettledKey};
+use reconciled::store::{FoundTransfers, ScanPage, SettledKey};
 use serde_json::json;
 
 use super::harness::{T0, TestDb, at, block, hours, lease, payment, settled, transfer, tx_hash};
@@ -28,6 +28,7 @@ for_each_backend!(
     settled_payments_come_by_once_and_only_without_a_transfer,
     a_transfer_that_is_another_payment_s_proves_nothing,
     a_transfer_that_was_found_is_one_payment_s,
+    what_was_found_for_a_row_that_is_another_now_is_left,
     records_whose_transfer_is_gone_are_found,
     open_payments_of_a_payer_are_found,
     what_people_spoil_holds_up_nothing_else,
@@ -382,13 +383,21 @@ async fn marks_of_unaccounted_transfers_are_kept(db: &TestDb) {
 
 // ---- Ledger to chain
 
-async fn settled_at(db: &TestDb, id: &str, order: &str, created: Timestamp) {
-    let row = RawPayment {
+fn settled_row(id: &str, order: &str, created: Timestamp) -> RawPayment {
+    RawPayment {
         status: Some("settled".to_owned()),
         created_at: Some(created.as_millis().to_string()),
         ..payment(id, order)
-    };
-    db.gateway.insert_payment(&row).await.unwrap();
+    }
+}
+
+async fn settled_at(db: &TestDb, id: &str, order: &str, created: Timestamp) {
+    db.gateway.insert_payment(&settled_row(id, order, created)).await.unwrap();
+}
+
+/// What was read about a payment that [`settled_at`] wrote.
+fn found(id: &str, transfer: Transfer) -> (Payment, Transfer) {
+    (settled_row(id, "o", at(1)).parse().unwrap(), transfer)
 }
 
 async fn settled_payments_come_by_once_and_only_without_a_transfer(db: &TestDb) {
@@ -402,8 +411,8 @@ async fn settled_payments_come_by_once_and_only_without_a_transfer(db: &TestDb) 
     settled_at(db, "scanned", "o", at(2)).await;
     settled_at(db, "old", "o", T0.saturating_sub(Duration::from_secs(10))).await;
     settled_at(db, "new", "o", at(100)).await;
-    let found = (PaymentId::from("recorded"), transfer("recorded", 95, 1));
-    db.store.record_found(&[found], at(3)).await.unwrap();
+    let recorded = found("recorded", transfer("recorded", 95, 1));
+    db.store.record_found(&[recorded], at(3)).await.unwrap();
     scanned(db, &[seen("scanned", 96, 1)]).await;
     for limit in [1, 2, 3, 100] {
         let mut after: Option<SettledKey> = None;
@@ -439,26 +448,54 @@ async fn a_transfer_that_is_another_payment_s_proves_nothing(db: &TestDb) {
     };
     scanned(db, &[seen("p", 96, 1)]).await;
     assert!(unproven().await.is_empty(), "the accounting says whose it is");
-    let found = (PaymentId::from("p"), transfer("p", 96, 1));
-    db.store.record_found(&[found], at(3)).await.unwrap();
+    db.store.record_found(&[found("p", transfer("p", 96, 1))], at(3)).await.unwrap();
     assert_eq!(unproven().await, ["q"]);
+}
+
+/// I4: the row's terms or status were written over while the chain was read. The transfer is not its.
+async fn what_was_found_for_a_row_that_is_another_now_is_left(db: &TestDb) {
+    db.order("o").await;
+    for (id, edit) in [
+        ("nonce", "nonce = '0x1111111111111111111111111111111111111111111111111111111111111111'"),
+        ("status", "status = 'unknown'"),
+        ("unreadable", "rail = 'nonsense'"),
+    ] {
+        settled_at(db, id, "o", at(1)).await;
+        db.gateway
+            .execute(&format!("UPDATE payments SET {edit} WHERE id = '{id}'"), &[])
+            .await
+            .unwrap();
+        let read = found(id, transfer(id, 95, 1));
+        let books = db.store.record_found(&[read], at(3)).await.unwrap();
+        assert_eq!(books, FoundTransfers::default(), "{id}");
+    }
+    assert_eq!(db.count("{transfers}").await, 0);
 }
 
 async fn a_transfer_that_was_found_is_one_payment_s(db: &TestDb) {
     db.order("o").await;
     settled_at(db, "p", "o", at(1)).await;
     settled_at(db, "q", "o", at(1)).await;
-    let of = |id: &str| (PaymentId::from(id), transfer("p", 95, 1));
-    let recorded = db.store.record_found(&[of("p"), of("q")], at(3)).await.unwrap();
-    assert_eq!(recorded, [PaymentId::from("p")], "one log is one payment's");
-    let again = (PaymentId::from("p"), transfer("p", 96, 1));
-    assert!(db.store.record_found(&[again], at(4)).await.unwrap().is_empty());
-    assert!(db.store.record_found(&[], at(4)).await.unwrap().is_empty());
+    let of = |id: &str| found(id, transfer("p", 95, 1));
+    let ids = |ids: &[&str]| -> BTreeSet<PaymentId> {
+        ids.iter().copied().map(PaymentId::from).collect()
+    };
+    let books = db.store.record_found(&[of("p"), of("q")], at(3)).await.unwrap();
+    assert_eq!(
+        (books.recorded, books.taken),
+        (ids(&["p"]), ids(&["q"])),
+        "one log is one payment's"
+    );
+    // A check of its own may have come first.
+    let again = found("p", transfer("p", 96, 1));
+    let books = db.store.record_found(&[again], at(4)).await.unwrap();
+    assert_eq!((books.recorded, books.taken), (ids(&["p"]), ids(&[])));
+    assert_eq!(db.store.record_found(&[], at(4)).await.unwrap(), FoundTransfers::default());
     assert_eq!(db.count("{transfers}").await, 1, "a payment has one transfer");
     // Seen by the scan first, then found to be a payment's.
     scanned(db, &[seen("q", 97, 2)]).await;
-    let q = (PaymentId::from("q"), transfer("q", 97, 2));
-    assert_eq!(db.store.record_found(&[q], at(5)).await.unwrap(), [PaymentId::from("q")]);
+    let q = found("q", transfer("q", 97, 2));
+    assert_eq!(db.store.record_found(&[q], at(5)).await.unwrap().recorded, ids(&["q"]));
     let page = whole_ledger(db).await;
     assert_eq!(page.transfers.len(), 2);
     assert!(page.transfers[1].scanned && page.transfers[1].payment_id.is_some());

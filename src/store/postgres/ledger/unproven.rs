@@ -3,16 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use alloy_primitives::Address;
-use sqlx::PgPool;
 use sqlx::types::time::OffsetDateTime;
+use sqlx::{PgConnection, PgPool};
 
 use crate::domain::{
-    Account, ChainId, FlagKind, PaymentId, RawPayment, Receiver, RefundStatus, Timestamp, Transfer,
-    Unbacked,
+    Account, ChainId, FlagKind, Payment, PaymentId, RawPayment, Receiver, RefundStatus, Timestamp,
+    Transfer, Unbacked,
 };
+use crate::store::ledger::still_so;
 use crate::store::postgres::rows::{block_datetime, datetime, hex, select_payments, texts};
 use crate::store::row::{coded, column_number, parsed, refund_amount, unbacked_flag};
-use crate::store::{SettledKey, StoreError, UnprovenPage};
+use crate::store::{FoundTransfers, SettledKey, StoreError, UnprovenPage};
 
 pub(super) async fn page(
     pool: &PgPool,
@@ -78,13 +79,32 @@ pub(super) async fn page(
 
 pub(super) async fn record_found(
     pool: &PgPool,
-    found: &[(PaymentId, Transfer)],
+    found: &[(Payment, Transfer)],
     now: Timestamp,
-) -> Result<Vec<PaymentId>, StoreError> {
+) -> Result<FoundTransfers, StoreError> {
+    let refused = |source| StoreError::from_sqlx("to record transfers", source);
+    let mut transaction = pool.begin().await.map_err(refused)?;
+    let done = record(&mut transaction, found, now).await.map_err(refused)?;
+    transaction.commit().await.map_err(refused)?;
+    Ok(done)
+}
+
+async fn record(
+    connection: &mut PgConnection,
+    found: &[(Payment, Transfer)],
+    now: Timestamp,
+) -> Result<FoundTransfers, sqlx::Error> {
+    let locked = select_payments!(
+        "WHERE id = ANY($1::text[]) ORDER BY id FOR UPDATE",
+        &texts(found.iter().map(|(payment, _)| &payment.id)),
+    )
+    .fetch_all(&mut *connection)
+    .await?;
+    let asked = still_so(found, &locked);
     // One row per log and per payment: a statement cannot write one twice.
     let mut payments = BTreeSet::new();
     let mut logs = BTreeMap::new();
-    for (id, transfer) in found {
+    for (id, transfer) in asked.iter().copied() {
         let key = (transfer.block.hash, transfer.tx_hash, transfer.log_index);
         if !logs.contains_key(&key) && payments.insert(id) {
             logs.insert(key, (id, transfer));
@@ -99,7 +119,7 @@ pub(super) async fn record_found(
     };
     let times: Vec<OffsetDateTime> =
         rows.iter().map(|(_, transfer)| block_datetime(transfer.block.time)).collect();
-    let recorded = sqlx::query_scalar!(
+    sqlx::query!(
         r#"INSERT INTO reconciled.transfers AS t
                   (payment_id, chain_id, tx_hash, log_index, token, payer, pay_to, amount,
                    block_number, block_hash, block_time, finality, seen_at)
@@ -116,8 +136,7 @@ pub(super) async fn record_found(
                        WHERE o.payment_id = c.payment_id AND o.orphaned_at IS NULL)
            ON CONFLICT (chain_id, block_hash, tx_hash, log_index) WHERE orphaned_at IS NULL
            DO UPDATE SET payment_id = excluded.payment_id
-            WHERE t.payment_id IS NULL
-           RETURNING payment_id AS "payment_id!""#,
+            WHERE t.payment_id IS NULL"#,
         &texts(rows.iter().map(|(id, _)| *id)),
         &number(&|t| t.chain_id.get()),
         &of(&|t| hex(&t.tx_hash)),
@@ -131,10 +150,17 @@ pub(super) async fn record_found(
         &times,
         datetime(now),
     )
-    .fetch_all(pool)
-    .await
-    .map_err(|source| StoreError::from_sqlx("to record transfers", source))?;
-    Ok(recorded.into_iter().map(PaymentId::new).collect())
+    .execute(&mut *connection)
+    .await?;
+    // A check of the payment's own may have recorded it meanwhile.
+    let recorded = sqlx::query_scalar!(
+        r#"SELECT payment_id AS "payment_id!" FROM reconciled.transfers
+            WHERE payment_id = ANY($1::text[]) AND orphaned_at IS NULL"#,
+        &texts(asked.iter().map(|(id, _)| *id)),
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(FoundTransfers::of(&asked, recorded.into_iter().map(PaymentId::new).collect()))
 }
 
 pub(super) async fn open_payments_of(

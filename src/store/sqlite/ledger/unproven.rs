@@ -1,16 +1,19 @@
 //! Records of money without a transfer: payments called settled, refunds and flags.
 
+use std::collections::BTreeSet;
+
 use alloy_primitives::Address;
 use sqlx::SqliteConnection;
 
 use crate::domain::{
-    Account, ChainId, FlagKind, PaymentId, RawPayment, Receiver, RefundStatus, Timestamp, Transfer,
-    Unbacked,
+    Account, ChainId, FlagKind, Payment, PaymentId, RawPayment, Receiver, RefundStatus, Timestamp,
+    Transfer, Unbacked,
 };
+use crate::store::ledger::still_so;
 use crate::store::row::{coded, column_number, parsed, refund_amount, unbacked_flag};
 use crate::store::sqlite::write::lower_hex;
 use crate::store::sqlite::{SqliteStore, failed, finish, id_list, load};
-use crate::store::{SettledKey, StoreError, UnprovenPage};
+use crate::store::{FoundTransfers, SettledKey, StoreError, UnprovenPage};
 
 pub(super) async fn page(
     store: &SqliteStore,
@@ -57,32 +60,47 @@ pub(super) async fn page(
 
 pub(super) async fn record_found(
     store: &SqliteStore,
-    found: &[(PaymentId, Transfer)],
+    found: &[(Payment, Transfer)],
     now: Timestamp,
-) -> Result<Vec<PaymentId>, StoreError> {
+) -> Result<FoundTransfers, StoreError> {
     const OPERATION: &str = "to record transfers";
     let mut tx = store.begin(OPERATION).await?;
     let result = async {
-        let mut recorded = Vec::new();
-        for (id, transfer) in found {
-            if record_one(&mut tx, id, transfer, now).await? {
-                recorded.push(id.clone());
+        let ids = id_list(found.iter().map(|(payment, _)| payment.id.as_str()));
+        let asked = still_so(found, &load::raw_payments(&mut tx, &ids).await?);
+        let mut recorded = BTreeSet::new();
+        for (id, transfer) in asked.iter().copied() {
+            record_one(&mut tx, id, transfer, now).await?;
+            if has_transfer(&mut tx, id).await? {
+                recorded.insert(id.clone());
             }
         }
-        Ok(recorded)
+        Ok(FoundTransfers::of(&asked, recorded))
     }
     .await;
     finish(tx, OPERATION, result).await
 }
 
-/// Whether the transfer is this payment's now.
+/// Also when a check of the payment's own recorded it meanwhile.
+async fn has_transfer(conn: &mut SqliteConnection, id: &PaymentId) -> Result<bool, StoreError> {
+    sqlx::query_scalar(
+        "SELECT EXISTS (SELECT 1 FROM reconciled_transfers
+                        WHERE payment_id = ? AND orphaned_at IS NULL)",
+    )
+    .bind(id.as_str())
+    .fetch_one(conn)
+    .await
+    .map_err(failed("to look for a transfer"))
+}
+
+/// Makes the transfer this payment's, unless it is another's or the payment has one.
 async fn record_one(
     conn: &mut SqliteConnection,
     id: &PaymentId,
     transfer: &Transfer,
     now: Timestamp,
-) -> Result<bool, StoreError> {
-    let changed = sqlx::query(
+) -> Result<(), StoreError> {
+    sqlx::query(
         "INSERT INTO reconciled_transfers
             (payment_id, chain_id, tx_hash, log_index, token, payer, pay_to, amount, block_number,
              block_hash, block_time, finality, seen_at)
@@ -107,9 +125,8 @@ async fn record_one(
     .bind(now.as_millis())
     .execute(conn)
     .await
-    .map_err(failed("to record a transfer"))?
-    .rows_affected();
-    Ok(changed == 1)
+    .map_err(failed("to record a transfer"))?;
+    Ok(())
 }
 
 pub(super) async fn open_payments_of(
