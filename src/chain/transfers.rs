@@ -193,7 +193,8 @@ impl Endpoint {
         let mut logs: Vec<TokenLog> = Vec::new();
         let take = |answer: Vec<TokenLog>| {
             // Tokens and addresses are OR-ed apart: other pairs of them come along.
-            logs.extend(answer.into_iter().filter(|log| receivers.contains(&receiver(log))));
+            let wanted = |log: &TokenLog| receivers.contains(&receiver(log)) && moves_money(log);
+            logs.extend(answer.into_iter().filter(wanted));
             logs.len() <= TRANSFERS_MAX
         };
         self.scan_logs(filter, first, last, take).await?;
@@ -344,6 +345,12 @@ fn permit_nonce(log: &TokenLog, calls: &PermitCalls) -> Option<B256> {
 
 fn receiver(log: &TokenLog) -> Receiver {
     Receiver { token: log.token, pay_to: Address::from_word(log.topics[2]) }
+}
+
+/// A transfer of nothing is nobody's money. Anybody can make one from anybody's address, and they come in
+/// floods: each would be a row, and a flag for a person.
+fn moves_money(log: &TokenLog) -> bool {
+    log.data.is_empty() || log.data.iter().any(|byte| *byte != 0)
 }
 
 fn transfer(

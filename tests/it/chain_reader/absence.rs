@@ -10,8 +10,8 @@ use reconciled::domain::{
 use serde_json::{Value, json};
 
 use super::backend::{
-    FINALIZED_AFTER, PAY_TO, Reader, TestChain, Through, authorization, failures, observed,
-    payment, permit, permit_payment, settings,
+    Authorization, FINALIZED_AFTER, PAY_TO, Reader, TestChain, Through, authorization, failures,
+    observed, payment, permit, permit_payment, settings,
 };
 use super::proxy::{asks_by_hash, log_blocks, proxy, refuse};
 
@@ -64,6 +64,24 @@ pub(crate) async fn an_empty_list_is_an_error_where_a_block_by_itself_has_a_log<
         assert_eq!(hidden.kind, ReadFailureKind::BadAnswer, "{hidden}");
         assert_eq!(scan(&chain, &reader, "b", range).await.unwrap().transfers.len(), 1);
     }
+}
+
+/// Anybody can make them, from anybody's address and for nothing: each would be a flag for a person.
+pub(crate) async fn transfers_of_nothing_are_not_scanned<C: TestChain>() {
+    let chain = C::start().await;
+    let money = authorization(&chain, 1).await;
+    let nothing = Authorization { value: 0, ..authorization(&chain, 2).await };
+    let first = chain.head().await.number + 1;
+    for authorization in [nothing, money] {
+        chain.transfer(&[authorization]).await;
+    }
+    chain.mine(FINALIZED_AFTER).await;
+    let reader = Reader::with(settings(&chain, &[chain.url()]));
+    let last = chain.head().await.number;
+    let scanned = scan(&chain, &reader, "a", (first, last)).await.unwrap();
+    let values: Vec<String> =
+        scanned.transfers.iter().map(|seen| seen.transfer.value.to_string()).collect();
+    assert_eq!(values, ["1000000"]);
 }
 
 fn saturate(call: &Value, answer: &mut Value) {
