@@ -87,6 +87,7 @@ macro_rules! suite {
                 a_sick_endpoint_gives_no_evidence_until_it_answers_rightly_again
                 a_settled_payment_that_all_endpoints_show_becomes_a_known_one
                 what_one_endpoint_alone_shows_is_never_learnt
+                what_two_endpoints_show_is_asked_of_one_that_denies_it_from_the_start
                 i2_a_sick_endpoint_stays_sick_while_probes_fail
                 a_learnt_one_without_its_log_forbids_nothing_and_is_not_asked_for_ever
                 a_random_nonce_is_asked_about_from_the_first_read_on
@@ -97,6 +98,7 @@ macro_rules! suite {
             tests! { absence, $chain:
                 an_empty_list_is_an_error_where_a_block_by_itself_has_a_log
                 bloom_filters_that_match_everything_stall_nothing
+                transfers_of_nothing_are_not_scanned
                 a_second_look_that_fails_makes_an_empty_list_an_error
                 each_kind_of_log_search_learns_a_width_of_its_own
             }

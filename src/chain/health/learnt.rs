@@ -86,12 +86,13 @@ impl Chain {
         });
     }
 
-    /// Asks the endpoints that stand about the candidate. What two of them show, and none denies, all can be
+    /// Asks the endpoints that stand about the candidate. What two of them show, and fewer deny, all can be
     /// asked about from then on; else those that showed it: what one of them made up must not make the
-    /// others sick, and one that is down or keeps no logs must not keep the others from learning.
+    /// others sick, and one that is down or keeps no logs must not keep the others from learning. What one
+    /// alone shows does not take the place of what several have shown.
     pub(super) async fn confirm_candidate(&self, standing: &[(usize, Heads)], now: Timestamp) {
         let Some(known) = self.learnt().candidate.take() else { return };
-        let (mut shown, mut denied) = (BTreeSet::new(), false);
+        let (mut shown, mut denied) = (BTreeSet::new(), 0);
         for (place, heads) in standing {
             if known.block > heads.finalized.number {
                 continue;
@@ -101,17 +102,22 @@ impl Chain {
                 [Ok(true)] if endpoint.shows_log(&self.settings, &known).await.is_ok() => {
                     shown.insert(*place);
                 }
-                [Ok(false)] => denied = true,
+                [Ok(false)] => denied += 1,
                 _ => {}
             }
         }
-        if shown.is_empty() {
+        let mut learnt = self.learnt();
+        let is_shared = |confirmed: &Confirmed| {
+            confirmed.askable.len() > 1 && confirmed.is_younger_than(LEARNT_AGE_MAX, now)
+        };
+        if shown.is_empty() || shown.len() == 1 && learnt.confirmed.as_ref().is_some_and(is_shared)
+        {
             return;
         }
-        let askable = match shown.len() > 1 && !denied {
+        let askable = match shown.len() > 1 && shown.len() > denied {
             true => (0..self.endpoints.len()).collect(),
             false => shown,
         };
-        self.learnt().confirmed = Some(Confirmed { known, at: now, askable });
+        learnt.confirmed = Some(Confirmed { known, at: now, askable });
     }
 }

@@ -144,6 +144,18 @@ pub(crate) async fn what_one_endpoint_alone_shows_is_never_learnt<C: TestChain>(
     }
 }
 
+pub(crate) async fn what_two_endpoints_show_is_asked_of_one_that_denies_it_from_the_start<
+    C: TestChain,
+>() {
+    let (chain, payments, _) = staged::<C>().await;
+    let (url, lie) = liar(chain.url()).await;
+    lie.store(Lie::UsedIsUnused as u8, Ordering::SeqCst);
+    let reader = Reader::with(settings(&chain, &[url, chain.url(), chain.url()]));
+    reader.read_at(&payments[..1], Breadth::All, 0).await;
+    assert_eq!(probe(&reader).await, [None; 3], "the candidate is confirmed, and then asked about");
+    assert_eq!(probe(&reader).await, [Some(Sickness::KnownNonceUnused), None, None]);
+}
+
 pub(crate) async fn i2_a_sick_endpoint_stays_sick_while_probes_fail<C: TestChain>() {
     let (chain, payments, known) = staged::<C>().await;
     let (url, lie) = liar(chain.url()).await;
