@@ -335,9 +335,19 @@ pub struct Decided {
 }
 
 impl Decided {
-    /// The block that the resolution speaks of: the transfer's, else the one that the verdict was read at.
+    /// The transfer that the resolution speaks of: the payment's, else the one that the verdict is about,
+    /// which may be another payment's.
+    pub fn transfer(&self) -> Option<Transfer> {
+        let judged = match &self.judged.verdict {
+            Verdict::Settled(settlement) => Some(settlement.transfer),
+            _ => None,
+        };
+        self.settlement.map(|settlement| settlement.transfer).or(judged)
+    }
+
+    /// The block that it speaks of: that transfer's, else the one that the verdict was read at.
     pub fn block(&self) -> Option<BlockRef> {
-        self.settlement.map(|s| s.transfer.block).or_else(|| self.judged.verdict.block())
+        self.transfer().map(|t| t.block).or_else(|| self.judged.verdict.block())
     }
 }
 

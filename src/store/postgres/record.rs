@@ -259,11 +259,9 @@ pub(super) async fn write_resolutions(
     let evidence: Vec<String> =
         recorded.iter().map(|d| json_text(&evidence_json(&d.judged))).collect();
     let transactions: Vec<Option<String>> =
-        recorded.iter().map(|d| d.settlement.map(|s| hex(&s.transfer.tx_hash))).collect();
-    let indexes: Vec<Option<i64>> = recorded
-        .iter()
-        .map(|d| d.settlement.map(|s| column_number(s.transfer.log_index)))
-        .collect();
+        recorded.iter().map(|d| d.transfer().map(|t| hex(&t.tx_hash))).collect();
+    let indexes: Vec<Option<i64>> =
+        recorded.iter().map(|d| d.transfer().map(|t| column_number(t.log_index))).collect();
     let blocks: Vec<_> = recorded.iter().map(|d| d.block()).collect();
     let numbers: Vec<Option<i64>> =
         blocks.iter().map(|b| b.map(|b| column_number(b.number))).collect();

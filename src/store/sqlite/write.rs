@@ -360,7 +360,7 @@ async fn record(
     now: Timestamp,
 ) -> Result<(), StoreError> {
     let judged = &decided.judged;
-    let transfer = decided.settlement.map(|settlement| settlement.transfer);
+    let transfer = decided.transfer();
     let block = decided.block();
     let delay = transfer.map(|t| now.since(Timestamp::from(t.block.time)).as_millis());
     sqlx::query(

@@ -14,6 +14,7 @@ fn the_demo_ends_as_told_and_leaves_a_database_to_explain() {
     let home = tempfile::tempdir().unwrap();
     let demo = Command::new(BINARY).arg("demo").env("TMPDIR", home.path()).output().unwrap();
     assert!(demo.status.success(), "{}", text(&demo));
+    assert!(!text(&demo).contains("its  pays another order"), "{}", text(&demo));
     let kept = std::fs::read_dir(home.path()).unwrap().next().unwrap().unwrap().path();
     let explained = Command::new(BINARY)
         .args(["explain", "reorged", "--config"])

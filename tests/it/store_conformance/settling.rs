@@ -39,6 +39,7 @@ for_each_backend!(
 
 /// What is left to say of a key when the gateway has dropped its own row.
 const RETRY: &str = "SELECT outcome FROM {retry_outcomes}";
+const RETRY_TRANSACTION: &str = "SELECT tx_hash FROM {retry_outcomes}";
 
 /// I4, I12: everything that a payment changes, and the evidence beside it.
 async fn a_settled_payment_pays_its_open_order(db: &TestDb) {
@@ -235,6 +236,7 @@ async fn one_authorization_pays_one_order(db: &TestDb) {
     let reused =
         RawPayment { id: "second".to_owned(), order_id: Some("q".into()), ..payment("first", "q") };
     db.gateway.insert_payment(&reused).await.unwrap();
+    db.gateway.insert_identifier("key", "second", "in_flight", None).await.unwrap();
     let done = db.apply("second", settled("first")).await;
     assert_eq!(done.outcome, Outcome::AuthorizationReused);
     assert_eq!(db.payment_status("second").await, "failed");
@@ -243,6 +245,10 @@ async fn one_authorization_pays_one_order(db: &TestDb) {
     assert_eq!(db.flags().await, ["authorization_reused:second"]);
     assert!(db.refunds().await.is_empty());
     assert_eq!(db.gateway.transfers().await.unwrap().len(), 1);
+    // I12: the record says which transfer that was; the buyer who retries is not shown another's money.
+    let sql = "SELECT tx_hash FROM {resolutions} WHERE payment_id = 'second'";
+    assert_eq!(db.value(sql).await, Some(transfer("first", 100, 7).tx_hash.to_string()));
+    assert_eq!(db.value(RETRY_TRANSACTION).await, None);
 }
 
 /// Nothing is recorded yet, and the later claimant is judged alone: the store must find the earlier one.
